@@ -2,11 +2,11 @@
 (packed states of sampler, replay and log), state.json, and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
-    found = load_newest(directory)           # the newest intact checkpoint; found.skipped: damaged ones
+    found = load_newest(directory)           # the newest intact checkpoint; found.skipped: errors of damaged ones
 
-Data too large to be rewritten with every checkpoint is in files in `replay/`, which several checkpoints may share
-(see replay/ring_files.py). A manifest names the files that its checkpoint needs. A file is deleted together with the
-last checkpoint that needs it.
+Data too large to be rewritten for every checkpoint is in files in `replay/`. Several checkpoints may share one of
+these files (see replay/ring_files.py). A manifest names the files in `replay/` that its checkpoint needs. A file in
+`replay/` is deleted together with the last checkpoint that needs it.
 
 A checkpoint is written under a temporary name, flushed to disk and renamed, so it is complete or absent. It contains
 only tensors and JSON, so loading it executes no code.
@@ -35,13 +35,13 @@ from remuda.learning.tensor_file import Piece, read_tensors, safetensors
 
 StateDict = dict[str, Any]  # nested dicts and lists of tensors and plain values
 FORMAT = 3  # older formats: 1 had one optimizer state per parameter, 2 stored convolutions channels first
-ASIDE = ".writing-"  # prefix of files and directories that are being written or deleted
+ASIDE = ".writing-"  # prefix of files and directories while they are written or deleted
 REPLACED = ".replaced-"  # prefix of a checkpoint while a new one of the same step takes its place
 NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
 BETWEEN_CUTS = "between_cuts"  # key in a manifest, see `Checkpoint.is_between_cuts`
-BEST = "best"  # name of a link to the checkpoint with the best evaluation, which is never deleted
-BLOBS = "blobs.safetensors"  # only written if there are blobs
+BEST = "best"  # name of a link to the checkpoint with the best evaluation; this checkpoint is never deleted
+BLOBS = "blobs.safetensors"  # this file is written only if there are blobs
 MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by damaged manifests
 FILES = ("state.json", "tensors.safetensors")
@@ -134,7 +134,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
             _write_through(aside / name, pieces)
         _write_through(aside / "manifest.json", [json.dumps(manifest, indent=1).encode()])
         _flush_directory(aside)
-        if final.exists():  # for example, the run was resumed from an earlier checkpoint
+        if final.exists():  # for example, because the run was resumed from an earlier checkpoint
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         aside.rename(final)
@@ -145,7 +145,7 @@ def write(directory: Path, snapshot: Snapshot, keep: str = "last", number: int =
     _point(directory, "latest", final.name)
     _flush_directory(directory)
     unused |= _prune(directory, keep, final)
-    if unused:  # other files must stay, because they may belong to the next checkpoint
+    if unused:  # delete no other files, because they may belong to the next checkpoint
         _delete_unnamed(directory, unused.__contains__)
     return final
 
@@ -239,10 +239,10 @@ def list_checkpoints(directory: Path, before: int | None = None) -> list[Path]:
 
 
 def _pack(node: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a state to JSON values, moving tensors to `tensors`. Dicts become pairs, to allow integer keys."""
+    """Convert a state to JSON values, and add its tensors to `tensors`. Dicts become pairs, to allow integer keys."""
     if isinstance(node, Tensor):
-        # Training changes the tensor while a thread writes it, so it is cloned. The clone is contiguous, because
-        # files cannot store the channels_last format.
+        # The tensor is cloned, because training changes it while a thread writes the clone to a file. The clone is
+        # contiguous, because files cannot store the channels_last format.
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": path}
     if isinstance(node, dict):
@@ -310,7 +310,7 @@ def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
 
     Return the names of the files in `replay/` that the deleted checkpoints needed. "all" keeps every checkpoint, and
     a number N keeps every Nth. These are always kept: the newest two checkpoints, because one of them may be damaged;
-    the target of the link `best`; and the newest checkpoint that is not `is_between_cuts`.
+    the target of the link `best`; and the newest checkpoint whose `is_between_cuts` is False.
     """
     names: set[str] = set()
     if keep == "all":
@@ -382,7 +382,7 @@ def _delete_unnamed(directory: Path, may_go: Callable[[str], bool]) -> None:
             kept_until = max(kept_until, path.stat().st_mtime)
         else:
             named |= names
-    for path in (directory / REPLAY).rglob("*"):  # the replay of each part of a run has a directory of its own
+    for path in (directory / REPLAY).rglob("*"):  # files are in subdirectories if a run is divided into parts
         name = path.relative_to(directory / REPLAY).as_posix()
         if not path.is_dir() and name not in named and may_go(name) and path.lstat().st_mtime > kept_until:
             with suppress(OSError):  # a file that cannot be deleted does no harm

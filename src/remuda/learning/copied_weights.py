@@ -1,4 +1,4 @@
-"""Weights for an agent that acts in the learner's process, but on another device than the learner's networks."""
+"""Weights for an agent that acts in the learner's process, but not on the device of the learner's networks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class CopiedWeights:
-    """Weights of an agent that acts in the learner's process, but on another device than the learner's."""
+    """Keeps a copy of the learner's agent on another device; `pull` copies the newest parameters to this copy."""
 
     def __init__(self, module: nn.Module, device: torch.device, version: int = 0) -> None:
         self.version, self._is_new = version, False
@@ -30,7 +30,10 @@ class CopiedWeights:
 
     @torch.no_grad()
     def pull(self, have: int) -> int:
-        """Copy the parameters if they were published since the last call. `have` is not used."""
+        """Copy the parameters if they were published since the last call; return their version.
+
+        `have` is not used, because `publish` records that parameters are new.
+        """
         if self._is_new:
             pairs = zip(self.copy.state_dict().values(), self._module.state_dict().values(), strict=True)
             for theirs, ours in pairs:
@@ -39,4 +42,4 @@ class CopiedWeights:
         return self.version
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because there is nothing to release."""

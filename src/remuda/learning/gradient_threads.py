@@ -29,7 +29,7 @@ class GradientThreads:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="remuda-gradients")
 
     def gradients(self, compute: Callable[[Batch], Gradients], batch: Batch) -> Gradients:
-        """Return the result of `compute(batch)`, combined from calls of `compute` with parts of the batch."""
+        """Return the gradients of a batch. Several threads call `compute`, each with a part of the batch."""
         columns = batch.steps.mask.shape[1]
         bounds = [part * columns // self.count for part in range(self.count + 1)]
         parts = [batch.columns(slice(first, last)) for first, last in pairwise(bounds) if first < last]

@@ -1,4 +1,4 @@
-"""`Gradients`: the result of `Learner.gradients` and the input of `Learner.apply`. How autograd computes them."""
+"""`Gradients`, which `Learner.gradients` returns and `Learner.apply` takes, and their computation by autograd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remuda.core import Losses
 from remuda.errors import ConfigError
 
-Pieces: TypeAlias = tuple[Tensor, ...]  # consecutive parts of one vector, in the order of a group's parameters
+Pieces: TypeAlias = tuple[Tensor, ...]  # vectors that form one vector together, in the order of a group's parameters
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,10 @@ class Gradients:
 
 
 def as_one_vector(parameters: list[nn.Parameter]) -> Tensor:
-    """Concatenate parameters into one vector and make them views of it, so that one call updates or copies all."""
+    """Concatenate parameters into one vector, and make the parameters views of this vector.
+
+    One call of torch can then update or copy all parameters.
+    """
     if len({parameter.dtype for parameter in parameters}) > 1:
         raise ConfigError("the networks mix parameters of different dtypes: make them all float32.")
     vector = torch.cat([flatten_as(parameter.detach(), parameter) for parameter in parameters])

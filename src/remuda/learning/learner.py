@@ -50,11 +50,11 @@ class Learner:
         optimizer: OptimizerOptions,
         learning_rate: Schedule,
         max_grad_norm: float | None,
-        num_threads: int = 1,  # number of threads that compute the gradients of a batch together
+        num_threads: int = 1,  # number of threads, each of which computes the gradients of a part of the batch
         own_rates: Mapping[str, Schedule] | None = None,  # learning rates by group; other groups use `learning_rate`
         device: str = "cpu",  # device of the networks; batches are copied to it
         fast_path: FastPath | None = None,  # used only if the device is the CPU
-        actor_device: str | None = None,  # compute the actor's gradients here while those of critics are computed
+        actor_device: str | None = None,  # if given, a thread computes the actor's gradients on this device
     ) -> None:
         self.own_rates = own_rates or {}
         self.device = torch.device(device)

@@ -1,11 +1,11 @@
 """Optimizers of one vector of parameters, with the results of torch.optim at a lower cost per call.
 
     optimizer = make_optimizer(vector, OptimizerOptions("adam"))
-    optimizer.step((gradient,), rate=3e-4)           # one piece or several; changes the vector in place
+    optimizer.step((gradient,), rate=3e-4)           # changes the vector in place; gradients may have several pieces
     optimizer.load_state_dict(optimizer.state_dict())
 
 For a small agent, torch.optim.Adam spends most of its time outside of its fused kernel, so this module calls only the
-kernel. For a large agent, accepting the gradient in pieces saves the time to concatenate the pieces.
+kernel. For a large agent, concatenating the pieces of the gradient would take time, so `step` accepts the pieces.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def make_optimizer(vector: Tensor, options: OptimizerOptions) -> Optimizer:
 
 
 def norms(groups: Mapping[str, Pieces]) -> dict[str, float]:
-    """Return the L2 norm of each group's vector; wait only once if the vectors are on another device than the CPU."""
+    """Return the L2 norm of each group's vector. If the vectors are not on the CPU, wait for the device only once."""
     found = [norm(pieces) for pieces in groups.values()]
     if len(found) > 1 and found[0].device.type != "cpu":
         return dict(zip(groups, torch.stack(found).cpu().tolist(), strict=True))

@@ -11,7 +11,7 @@ from remuda.errors import CheckpointError
 
 @contextmanager
 def must_fit(path: Path) -> Iterator[None]:
-    """Raise CheckpointError if the state from `path`, loaded inside the context, does not fit the env or net."""
+    """Raise CheckpointError if the code in the context cannot load the state from `path` into the env or net."""
     try:
         yield
     except (RuntimeError, ValueError, KeyError) as error:
@@ -22,7 +22,7 @@ def must_fit(path: Path) -> Iterator[None]:
 
 @contextmanager
 def of_this_version() -> Iterator[None]:
-    """Raise CheckpointError if the state loaded inside the context has other entries than this version expects."""
+    """Raise CheckpointError if the state that is loaded in the context does not have the expected entries."""
     try:
         yield
     except (KeyError, TypeError) as error:

@@ -3,7 +3,7 @@
 saver = Saver(directory, keep="last", done=on_written)
 saver.save(snapshot(...), number=3)        # waits if the previous checkpoint is still being written
 saver.poll()                               # calls `done` if the checkpoint has been written by now
-saver.wait()
+saver.wait()                               # waits for the checkpoint, and calls `done`
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def parse_schedule(text: str | float, name: str = "schedule") -> Schedule:
             f"{name}={text!r} is not a schedule: give a number, linear(START, END) or "
             "piecewise(0:VALUE, ..., 1:VALUE), with values of at least 0 and rising positions from 0 to 1."
         ) from None
-    # Cache the last value, because all updates of a round have the same progress.
+    # Cache the last value, because the progress is the same in all updates of a round.
     return lru_cache(maxsize=1)(lambda progress: _interpolate(points, progress))
 
 

@@ -1,8 +1,8 @@
 """Compute the gradients of an actor and of its critics at the same time, on two devices or in two threads of a CPU.
 
-The Spreeze framework updates actor and critics on two GPUs. Here the learner owns all parameters, on one device. If
-the actor has another device, a copy of the algorithm is kept there. It receives the new parameters before each
-gradient, and only gradients come back: batches and activations stay where they are.
+The Spreeze framework also updates actor and critics on two GPUs. In this module, the learner owns all parameters, on
+one device. If the actor's gradients have another device, that device holds a copy of the algorithm. The learner's
+parameters are copied to this device before each gradient, and the actor's gradients and metrics are copied back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SideBySide:
         device: torch.device,
         actor_device: torch.device,
     ) -> None:
-        """`parameters` are those of the learner, by group, on its `device`, which also computes the critics' part."""
+        """`parameters` are the learner's, by group, on `device`. This device also computes the critics' gradients."""
         self.algorithm, self.parameters = algorithm, parameters
         self.device, self.actor_device = device, actor_device
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="remuda-actor")
@@ -55,7 +55,7 @@ class SideBySide:
             losses = self.algorithm.critic_losses(batch_on(batch, self.device), clock)
             found = differentiate(losses, self.parameters, clock.version)
         finally:
-            of_actor = actor.result()  # wait for the thread also if this one has failed: it reads the same parameters
+            of_actor = actor.result()  # wait even after an exception, because the actor's thread reads parameters
         pieces = {name: to_device(each, self.device) for name, each in of_actor.pieces.items()}
         metrics = {
             name: send(value, self.device) if isinstance(value, Tensor) else value
@@ -82,12 +82,12 @@ class SideBySide:
 
 
 def tensors_of(algorithm: ActorCriticAlgorithm) -> list[Tensor]:
-    """Return the tensors on which gradients depend, except target networks, which only critics use."""
+    """Return the tensors on which the actor's gradients may depend, which are all except those of target networks."""
     return [tensor for name, tensor in algorithm.state_dict().items() if not name.startswith("target")]
 
 
 def batch_on(batch: Batch, device: torch.device) -> Batch:
-    """Return a batch with all tensors that losses need on `device`."""
+    """Move the tensors of a batch that losses need to `device`; return the batch with these tensors."""
     if device == CPU:
         return batch
     names = ("steps", "targets", "state", "next_obs", "weight")
@@ -95,5 +95,5 @@ def batch_on(batch: Batch, device: torch.device) -> Batch:
 
 
 def priority_for(batch: Batch, priority: Tensor | None) -> Tensor | None:
-    """Return priorities on the CPU, if the replay that has drawn the batch uses them."""
+    """Return priorities on the CPU, or None if the replay that has drawn the batch does not use priorities."""
     return None if priority is None or batch.weight is None else to_cpu(priority)

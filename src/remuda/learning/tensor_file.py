@@ -23,14 +23,14 @@ DTYPES = {  # names of dtypes in safetensors
     torch.bool: "BOOL",
 }
 
-Piece = bytes | memoryview  # consecutive bytes of a file
+Piece = bytes | memoryview  # some consecutive bytes of a file
 
 
 def safetensors(tensors: Mapping[str, Tensor]) -> list[Piece]:
     """Return the contents of a safetensors file, in pieces that are views of the tensors.
 
-    The safetensors library copies everything twice and holds the GIL meanwhile. Hashing and writing large pieces
-    releases the GIL, so training continues while a thread writes the file.
+    The function `save` of the safetensors library would copy all tensors twice while it holds the GIL. Hashing and
+    writing large pieces releases the GIL, so training continues while a thread writes the file.
     """
     header: dict[str, object] = {}
     pieces: list[Piece] = []

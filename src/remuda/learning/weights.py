@@ -43,7 +43,7 @@ class LocalWeights:
         return self.version
 
     def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing, because there is nothing to release."""
 
 
 class SharedWeights:
@@ -52,13 +52,13 @@ class SharedWeights:
         ours = SharedWeights(agent)                                  # the learner's process
         ours.publish(version)
         theirs = SharedWeights(copy_of_agent, fd=ours.fd)            # a sampler, which has received the descriptor
-        version = theirs.pull(have=-1)                               # copies the parameters into its own agent
+        version = theirs.pull(have=-1)                               # copies the parameters into copy_of_agent
         version = theirs.pull(have=version)                          # copies them again only after a publication
 
-    Publications alternate between two copies. Each copy has a serial number, which is odd while the copy is written.
-    `pull` starts again if the serial number changed while it copied, so it needs no lock and never mixes two
-    publications. `pull` does not compare versions, because one version may be published again with new
-    observation statistics.
+    Shared memory holds two copies of the parameters, and `publish` writes to them in turn. Each copy has a serial
+    number, which is odd while the copy is written. `pull` starts again if the serial number changed while `pull` read
+    the copy. Therefore, `pull` needs no lock and never mixes two publications. `pull` does not compare versions,
+    because one version may be published again with new observation statistics.
     """
 
     def __init__(self, module: nn.Module, version: int = 0, fd: int | None = None) -> None:
@@ -95,7 +95,7 @@ class SharedWeights:
     def publish(self, version: int) -> None:
         newest = self._tensors()
         if self._is_elsewhere:
-            newest = to_cpu(newest)  # waits for the device only once
+            newest = to_cpu(newest)  # copying all tensors at once waits for the device only once
         turn = int(self._newest[0]) + 1
         copy = turn % 2
         self._serial[copy] = 2 * turn - 1
@@ -165,7 +165,7 @@ class FileWeights:
         return {"weights": str(self.path.resolve())}, []  # the other process may have another working directory
 
     def publish(self, version: int) -> None:
-        """Write the file; if the disk is full, the old file stays and samplers continue with it."""
+        """Write the file. If writing fails, such as on a full disk, samplers continue with the old file."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
             # Copy the tensors: safetensors accepts neither tensors that share memory nor channels_last.
@@ -174,7 +174,7 @@ class FileWeights:
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
             os.replace(aside, self.path)
         except OSError as error:
-            if not self.path.exists():  # samplers would have no weights at all
+            if not self.path.exists():  # without an old file, samplers would have no weights
                 raise
             if self._is_written:
                 logger.warning("weights of update %d were not written (%s): make room.", version, error)
@@ -202,11 +202,11 @@ class FileWeights:
         return int(header["__metadata__"][VERSION])
 
     def close(self) -> None:
-        """Do nothing: the file stays."""
+        """Do nothing; the file is not deleted."""
 
 
 def join_weights(module: nn.Module, message: Mapping[str, object], fds: list[int]) -> SharedWeights | FileWeights:
-    """Attach `module` to the weights of an invitation, whose descriptor, if it has one, is the last in `fds`."""
+    """Attach `module` to the weights of an invitation. If the weights have a descriptor, it is the last in `fds`."""
     if message.get("weights"):
         return FileWeights.join(module, message, fds)
     return SharedWeights.join(module, message, fds)

@@ -36,7 +36,7 @@ from remuda.nets.wide import WideLinear
 NATURE_LAYERS = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # (output channels, kernel size, stride) of each convolution
 A3C_LAYERS = ((16, 8, 4), (32, 4, 2))
 NATURE_SIDE = 36  # smallest height and width of an image; NATURE_LAYERS reduce 36x36 pixels to one pixel
-SMALL_SIDE = 3
+SMALL_SIDE = 3  # smallest height and width for SmallCNN, which has a 3x3 convolution
 
 
 def is_channels_first(shape: tuple[int, ...]) -> bool:
@@ -78,9 +78,9 @@ class ImageLayout(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Flatten [N, channels, height, width] to [N, features] pixel by pixel.
+    """Flatten [N, channels, height, width] to [N, features], with the channels of a pixel next to each other.
 
-    Images whose memory format is channels_last are not copied.
+    This does not copy images whose memory format is channels_last.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class SmallCNN(nn.Module):
 
 
 def refuse_small(shape: tuple[int, ...], net: str, side: int, remedy: str) -> tuple[int, int]:
-    """Return height and width of an image; raise ConfigError if the smaller of the two is below `side`."""
+    """Return height and width of an image; raise ConfigError if its height or width is below `side`."""
     height, width = image_sides(shape)
     if min(height, width) < side:
         raise ConfigError(

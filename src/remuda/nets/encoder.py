@@ -34,9 +34,9 @@ NETS = ("auto", "mlp", *IMAGE_NETS)
 
 
 class EntriesNet(nn.Module):
-    """A network for Dict observations: an MLP on the features of all images, joined with all other entries.
+    """A network for Dict observations: an MLP whose input is the features of all images and all other entries.
 
-    `make_branch` makes the network (branch) of one image from the image's shape, which has three axes.
+    Entries with three axes are images. `make_branch` makes the network (branch) of one image from the image's shape.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ def make_net(
 ) -> nn.Module:
     """Make a network for inputs with `shapes`; if `shapes` is a dict, `net` names the network of each image.
 
-    With "auto", images of at least 36x36 pixels get "nature", smaller images "small", and everything else "mlp" (also
-    images below 3x3, which are too small for a convolution). `hidden` and `activation` apply to MLPs, including the
-    MLP on top of a dict's branches. Image networks have the sizes given in their papers.
+    If `net` is "auto", images of at least 36x36 pixels get "nature", and smaller images of at least 3x3 pixels get
+    "small". Everything else gets "mlp". `hidden` and `activation` apply to MLPs, including the MLP on top of a dict's
+    branches. Image networks have the sizes given in their papers.
     """
     if net not in NETS:
         raise ConfigError(f"agent.net={net} is not known: {nearest(net, NETS)}")

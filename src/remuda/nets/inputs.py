@@ -15,7 +15,7 @@ A leaf of the observation space becomes:
 | box of ints or bools with three axes: an image | divided by the box's upper bound (see `image_bound`) |
 | any other box | unchanged, or standardized by running statistics if `normalize` |
 
-With `center`, the mean of each image is subtracted from it. In images with a plain background, the network then sees
+With `center`, each image's mean is subtracted from its pixels. If the background is plain, the network then sees
 mainly the objects, and not a constant gray that saturates half of its units.
 """
 
@@ -47,7 +47,7 @@ class Inputs(nn.Module):
         tree = space.tree(lambda path, leaf: LeafInput(leaf, normalize, center))
         # A ModuleList registers the modules. The tree may be a named tuple, in which torch would not register them.
         self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))
-        self.tree = (tree,)  # in a tuple: a tree with one leaf is a module, and torch would register it twice
+        self.tree = (tree,)  # a tuple, because a tree with one leaf is a module that torch would register again
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
@@ -59,7 +59,7 @@ class Inputs(nn.Module):
         self.absorb(self.statistics(obs))
 
     def statistics(self, obs: TensorTree) -> dict[str, Tensor]:
-        """Return the moments of rows [N, ...] for each leaf that has running statistics, by name."""
+        """Return the moments of rows [N, ...] for each leaf with running statistics, as a dict for `absorb`."""
         found: dict[str, Tensor] = {}
         for (path, leaf), (_, rows) in zip(leaves(self.tree[0]), leaves(obs), strict=True):
             if leaf.standardize is not None:
@@ -73,7 +73,7 @@ class Inputs(nn.Module):
                 leaf.standardize.merge(Moments.find(statistics, f"obs.{path}"))
 
     def arrange(self, obs: TensorTree) -> TensorTree:
-        """Return `obs` in the memory layout that `forward` needs, so that one conversion serves all epochs."""
+        """Return `obs` in the memory layout that `forward` needs, so that not every epoch has to convert it."""
         arranged: TensorTree = map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
         return arranged
 
@@ -117,7 +117,7 @@ class LeafInput(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def arrange(self, obs: Tensor) -> Tensor:
-        """Store the channels of images last in memory. This costs least while pixels are bytes and not yet floats."""
+        """Store the channels of images last in memory. Pixels are still bytes here, which cost less than floats."""
         if not self.is_channels_first or obs.movedim(-3, -1).is_contiguous():
             return obs
         return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # takes half the time of contiguous()
@@ -130,7 +130,7 @@ class LeafInput(nn.Module):
             return torch.zeros(len(obs), *self.shape, device=obs.device).scatter_(1, index, 1.0)
         if self.kind == "multibinary":
             return obs.flatten(1).float()
-        if self.is_image:  # divided by the bound of the space, not by observed values
+        if self.is_image:  # divide by the upper bound of the space, whatever values occur
             pixels = self.arrange(obs).float().div_(self.high)
             return pixels - pixels.mean((1, 2, 3), keepdim=True) if self.center else pixels
         obs = obs.float()
@@ -140,12 +140,18 @@ class LeafInput(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """Return whether a space is an image: a box of ints or bools with three axes. A float box may hold anything."""
+    """Return whether a space is an image, which is a box of ints or bools with three axes.
+
+    A box of floats does not count as an image, because it may hold any data.
+    """
     return space.kind == "box" and len(space.shape) == 3 and not np.issubdtype(np.dtype(space.dtype), np.floating)
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """Return each pixel's upper bound, or 1 where no bound above 1 is known; one number if all bounds are equal."""
+    """Return each pixel's upper bound, or 1 where no bound above 1 is known.
+
+    If all pixels have the same bound, return it as an array without axes.
+    """
     assert space.high is not None
     high = space.high.astype(np.float64)
     is_bound = high > 1

@@ -3,10 +3,13 @@
     layer = NoisyLinear(64, 6)
     y = layer(x, noise)                  # noise [..., layer.noise_width] is standard normal; None uses mean weights
 
-The noise of a weight is the product of one number for its input and one for its output. Every row can therefore have
-its own noise without a weight matrix of its own: y = W x + b + e_out * (S (e_in * x) + s). W and b are the means of
-weights and biases, and S and s are their standard deviations. e_in and e_out are the parts of `noise` for inputs and
-outputs, in which each number z is replaced by sign(z) * sqrt(|z|).
+The noise of a weight is the product of one number for its input and one for its output. Each row of a batch can
+therefore have different noise without a weight matrix of its own:
+
+    y = W x + b + e_out * (S (e_in * x) + s)
+
+W and b are the means of weights and biases, and S and s are their standard deviations. e_in and e_out are the parts
+of `noise` for inputs and outputs, in which each number z is replaced by sign(z) * sqrt(|z|).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SIGMA = 0.5  # initial standard deviations times sqrt(width), as in the paper for factorized noise
+SIGMA = 0.5  # initial standard deviations are SIGMA / sqrt(width), as in the paper for factorized noise
 
 
 class NoisyLinear(nn.Module):

@@ -36,15 +36,15 @@ class Moments(NamedTuple):
 
     @classmethod
     def find(cls, statistics: Mapping[str, Tensor], prefix: str) -> Self:
-        """Return the moments that `statistics` contains as the result of `named(prefix)`."""
+        """Return the moments that are stored in `statistics` under the keys of `named(prefix)`."""
         return cls(*(statistics[f"{prefix}.{name}"] for name in cls._fields))
 
 
 class RunningMoments(nn.Module):
     """Mean and variance of all rows that were merged so far.
 
-    They stay on the CPU, where rollouts are, whichever device the networks use. They are float64, which Apple's GPUs
-    do not have.
+    They stay on the CPU, where rollouts are, even if the networks move to another device. They are float64, which
+    Apple's GPUs do not support.
     """
 
     mean: Tensor
@@ -66,7 +66,7 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def merge(self, new: Moments) -> None:
-        """Merge the moments of new rows by Chan's parallel formula, which is exact for any split into batches."""
+        """Merge the moments of new rows by Chan's parallel formula, which is exact however the rows are batched."""
         if new.size == 0:
             return
         count = self.count + new.size
@@ -80,8 +80,8 @@ class RunningMoments(nn.Module):
 class Standardize(nn.Module):
     """Scale observations to mean 0 and standard deviation 1 by running statistics, and clip them to +-`clip`.
 
-    Only `update` and `merge` change the statistics. They also store the mean as `shift` and the inverse standard
-    deviation as `scale`, both float32, so that `forward` takes three calls of torch instead of seven.
+    Only `update` and `merge` change the statistics. These methods also store the mean as `shift` and the inverse
+    standard deviation as `scale`, both float32, so that `forward` takes three calls of torch instead of seven.
     """
 
     shift: Tensor

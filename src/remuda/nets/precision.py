@@ -9,10 +9,10 @@ from remuda.core import TensorTree
 
 
 class Bfloat16(nn.Module):
-    """Computes a network by autocast: products of matrices in bfloat16, from float32 parameters, to float32 outputs.
+    """Computes a network by autocast, with matrix products in bfloat16. Parameters and outputs are float32.
 
-    Recurrent cores, heads and losses stay in float32, because differences of log-probabilities and of values would
-    lose most of their digits.
+    Recurrent cores, heads and losses are not wrapped and stay in float32. In bfloat16, differences of
+    log-probabilities and of values would lose most of their digits.
     """
 
     def __init__(self, net: nn.Module) -> None:

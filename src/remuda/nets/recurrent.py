@@ -3,7 +3,7 @@
     core = Core("lstm", width=64, size=128)
     state = core.initial_state(B)
     features, state = core.step(net(obs), state)                    # sampling: one row of B envs
-    features, _ = core.unroll(net(obs_rows), state, reset)          # learning: [T, B] rows, from the stored state
+    features, _ = core.unroll(net(obs_rows), state, reset)          # learning: T rows of B envs, from a stored state
 
 Where `reset[t, b]` is True, the state of env b is set to the initial state before row t, and gradients end there.
 """
@@ -37,8 +37,8 @@ State = LSTMState | GRUState
 class Core(nn.Module):
     """One recurrent layer that maps `width` features to `size` features.
 
-    Weights of every gate start orthogonal and biases at 0, except for the bias of an LSTM's forget gate, which starts
-    at 1: the memory of the LSTM then lasts 1 / (1 - sigmoid(1)), about four rows, instead of two.
+    The weights of every gate start orthogonal, and biases start at 0. Only the bias of an LSTM's forget gate starts
+    at 1. The LSTM's memory then lasts 1 / (1 - sigmoid(1)), about four rows. With a bias of 0, it would last two.
     """
 
     def __init__(self, kind: Literal["lstm", "gru"], width: int, size: int) -> None:
@@ -60,12 +60,12 @@ class Core(nn.Module):
         return LSTMState(zeros, zeros.clone()) if self.kind == "lstm" else GRUState(zeros)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Return features [B, size] of one row x [B, width], and the next state."""
+        """Return features [B, size] of one row of B envs, x [B, width], and the next state."""
         y, state = self._run(x.unsqueeze(0), state)
         return y.squeeze(0), state
 
     def unroll(self, x: Tensor, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
-        """Return features [T, B, size] of rows x [T, B, width], and the state after the last row.
+        """Return features [T, B, size] of T rows of B envs, x [T, B, width], and the state after the last row.
 
         One call of torch computes all rows up to the next reset of any env, because long calls cost less per row.
         """

@@ -45,7 +45,7 @@ class ResidualBlock(nn.Module):
 
 
 class FixupBlock(nn.Module):
-    """A residual block with Fixup's scalars, initially the identity; the network has `num_blocks` such blocks."""
+    """A residual block with Fixup's scalars, which is initially the identity. The network has `num_blocks` blocks."""
 
     def __init__(self, channels: int, orthogonal_init: bool, num_blocks: int) -> None:
         super().__init__()
@@ -79,8 +79,8 @@ class ImpalaNet(nn.Module):
     """IMPALA's residual network: one section for each entry of `channels`, then ReLU, a linear layer and ReLU.
 
     A section is a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks. Without Fixup, orthogonal
-    convolutions have gain 1. Networks without shortcuts use gain sqrt(2). Here, with 4x84x84 images in 0..1, sqrt(2)
-    gave features of size 25, because shortcuts add up; gain 1 gives features of size 1.7.
+    convolutions have gain 1. The other networks use gain sqrt(2). In this network, the outputs of shortcuts add up:
+    for 4x84x84 images in 0..1, gain sqrt(2) gave features of size 25, and gain 1 gives features of size 1.7.
     """
 
     def __init__(

@@ -4,7 +4,7 @@
 
 On x86, torch uses MKL for matrix products and oneDNN for convolutions. MKL divides a product badly between threads if
 the weights are much larger than the inputs. The table shows the milliseconds that MKL / oneDNN take for a layer from
-3136 to 512 features whose weights are not in the cache, on two Zen 4 cores (torch 2.13; bench/wide.py):
+3136 to 512 features on two Zen 4 cores. The weights were not in the cache (torch 2.13; bench/wide.py):
 
 | rows | threads | forward | gradient w.r.t. inputs | gradient w.r.t. weights |
 |---|---|---|---|---|
@@ -57,7 +57,7 @@ class _Linear(torch.autograd.Function):
 
 
 class WideLinear(nn.Linear):
-    """An nn.Linear that uses oneDNN for float32 rows [N, inputs] on the CPU."""
+    """An nn.Linear that uses oneDNN for float32 rows [N, inputs] on the CPU, and otherwise what torch chooses."""
 
     def forward(self, x: Tensor) -> Tensor:
         is_plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.dim() == 2 and len(x) > 0

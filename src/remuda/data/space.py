@@ -53,7 +53,7 @@ class Space:
             yield from entry.leaves(f"{path}.{name}" if path else name)
 
     def tree(self, make: Callable[[str, Space], Any], path: str = "") -> ArrayTree:
-        """Return `make(path, leaf)` for all leaves: a named array tuple, or one value if this space is a leaf."""
+        """Return a named array tuple of `make(path, leaf)` for all leaves, or one value if this space is a leaf."""
         if self.is_leaf:
             return make(path, self)
         values = [entry.tree(make, f"{path}.{name}" if path else name) for name, entry in self.entries.items()]

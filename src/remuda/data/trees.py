@@ -103,7 +103,7 @@ def stack(trees: Sequence[Tree]) -> Tree:
 
 
 def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Tree:
-    """Return a tree like `example` with leaves `allocate(leading + leaf.shape, leaf.dtype)`; zeros by default."""
+    """Return a tree like `example`. Its leaves are `allocate(leading + leaf.shape, leaf.dtype)`, by default zeros."""
 
     def make(leaf: Any) -> Any:
         array = np.asarray(leaf)

@@ -78,7 +78,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def resolve_stats(stats: str | type[EpisodeStats] | None) -> type[EpisodeStats]:
-    """Return the class that `stats` refers to: a class, its import path, or None for EpisodeStats."""
+    """Return the class that `stats` stands for; `stats` is a class, an import path, or None for EpisodeStats."""
     if stats is None:
         return EpisodeStats
     found: object = import_named(stats, "envs.stats") if isinstance(stats, str) else stats

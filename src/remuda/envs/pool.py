@@ -261,7 +261,7 @@ class PooledEnvs:
     # --- statistics of workers ----------------------------------------------------------------------------------
 
     def _take_stats(self, slot: int, number: int) -> None:
-        """Take the statistics that workers sent with their answers to this request."""
+        """Collect the statistics that workers sent with their answers to this request."""
         for index in self._requests.servers[slot]:
             member = self._worker_pool.workers[index]
             stats = self._requests.stats(member.index, slot, number)

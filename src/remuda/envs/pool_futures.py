@@ -51,7 +51,8 @@ class StepFuture:
     def result(self, timeout: float | None = None) -> BatchStep:
         """Wait for the result and return it; raise TimeoutError after `timeout` seconds, if given.
 
-        The method may be called again, after a TimeoutError or for the same result.
+        The method may be called again after a TimeoutError. Once there is a result, every call returns this result
+        until the batch is stepped or reset again.
         """
         return self._pool._result(self, self._batch, timeout)
 

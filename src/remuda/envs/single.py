@@ -12,7 +12,7 @@ reuse their arrays.
 
 An env may end the learner's episode without ending its own, as after a lost life in Atari: it sets
 info["episode_continues"] on a step that is terminated or truncated. For the learner this is an end like any other.
-The statistics continue, and the next step calls reset() without a seed, upon which the env continues its game.
+The statistics continue. The next step calls reset() without a seed, and the env then continues its game.
 
 While `is_held`, an env whose episode has ended is not reset. It writes its last observation, reward 0 and mask False
 until `renew` starts its next episode. If a held env fails or its worker is lost, its episode counts as ended.

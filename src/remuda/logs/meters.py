@@ -70,7 +70,7 @@ def summarize(name: str, values: Sequence[float]) -> float:
 
 
 def as_number(name: str, value: object) -> float:
-    """Return a metric as a float; raise ConfigError if a callback added something else."""
+    """Return a metric as a float; raise ConfigError if a callback added a value that is no number."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):

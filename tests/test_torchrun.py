@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
 from remuda.errors import ConfigError
-from remuda.torchrun import NAMES, Torchrun, read_torchrun, refuse_many_processes
+from remuda.torchrun import NAMES, Torchrun, launch_id, read_torchrun, refuse_many_processes
 
 COMPLETE = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node-0", "MASTER_PORT": "29500"}
 ELASTIC = {"TORCHELASTIC_RUN_ID": "job 7", "TORCHELASTIC_RESTART_COUNT": "2"}
@@ -42,11 +45,37 @@ def test_process_that_torchrun_has_not_started(names: list[str], monkeypatch: py
 
 def test_complete_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, COMPLETE)
-    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, run_id="none", restarts=0)
+    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, launch=launch_id())
     set_all(monkeypatch, ELASTIC)
-    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, run_id="job 7", restarts=2)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "many")
-    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, run_id="job 7", restarts=0)
+    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, launch=launch_id())
+
+
+# --- launches -------------------------------------------------------------------------------------------------------
+
+PRINT = [sys.executable, "-c", "from remuda.torchrun import launch_id; print(launch_id())"]
+
+
+def printed(*command: str, **options: Any) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, **options).stdout.strip()
+
+
+def test_launch_is_that_of_the_process_that_starts_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun starts every rank in a new session; a shell script may lie between torchrun and the rank."""
+    set_all(monkeypatch, ELASTIC)
+    first = printed(*PRINT, start_new_session=True)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "3")
+    assert printed(*PRINT, start_new_session=True) == first
+    assert printed("sh", "-c", '"$@"; true', "sh", *PRINT, start_new_session=True) == first
+    other = "import subprocess, sys; subprocess.run(sys.argv[1:], start_new_session=True)"
+    assert printed(sys.executable, "-c", other, *PRINT) != first, "another process has started it"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job 8")
+    assert printed(*PRINT, start_new_session=True) != first
+
+
+def test_launch_of_another_program_than_torchrun_is_the_process() -> None:
+    """Two runs from one shell must not count as one launch."""
+    assert launch_id() == launch_id()
+    assert printed(*PRINT) != printed(*PRINT)
 
 
 @pytest.mark.parametrize("missing", NAMES)

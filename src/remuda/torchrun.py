@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 
 from remuda.errors import ConfigError
+from remuda.processes.identity import machine_id, parent_of, start_time
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -17,8 +19,7 @@ class Torchrun:
     rank: int
     size: int  # number of ranks
     local_rank: int  # rank among the processes on this host
-    run_id: str
-    restarts: int  # how often torchrun has started all ranks again, because one of them failed
+    launch: str  # an identity of the torchrun process, which stays the same when it starts the ranks again
 
 
 def read_torchrun() -> Torchrun | None:
@@ -43,9 +44,27 @@ def read_torchrun() -> Torchrun | None:
             f"RANK={rank}, LOCAL_RANK={local_rank} and WORLD_SIZE={size} contradict each other: start with torchrun, "
             "or unset them and use --scheme.ranks."
         )
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Torchrun(rank, size, local_rank, run_id, int(restarts) if restarts.isdecimal() else 0)
+    return Torchrun(rank, size, local_rank, launch_id())
+
+
+def is_torchrun() -> bool:
+    """Return whether torchrun itself has started this process, not another program that sets the same variables."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def launch_id() -> str:
+    """Return a text that is the same in all processes that one torchrun process starts, also when it restarts them.
+
+    The run id alone is not unique: it is `none` unless the user sets it. TORCHELASTIC_RESTART_COUNT does not tell
+    whether a process is started again, because torchrun does not count restarts after another machine has joined.
+    """
+    run_id, process = os.environ.get("TORCHELASTIC_RUN_ID"), os.getpid()
+    if is_torchrun():
+        # torchrun starts every command in a new session, so the leader's parent is torchrun, even if a shell script
+        # lies between torchrun and this process.
+        process = parent_of(os.getsid(0))
+    text = f"{run_id} {machine_id()} {process} {start_time(process)}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def refuse_many_processes(scheme: str) -> None:

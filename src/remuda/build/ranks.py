@@ -190,7 +190,7 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
             timeout=timedelta(seconds=JOIN_SECONDS),
             multi_tenant=True,
         )
-        found = PrefixStore(f"remuda/{torchrun.restarts}", store)
+        found = PrefixStore(f"remuda/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
         found.set(f"host/{torchrun.rank}", host)
         hosts = {found.get(f"host/{rank}").decode() for rank in range(torchrun.size)}
     except RuntimeError as error:  # a store also raises this after its time limit

@@ -34,6 +34,7 @@ from remuda.errors import CheckpointError, ConfigError
 from remuda.logs.files import append_atomic, plain, to_json, write_atomic
 from remuda.runs.advice import resume_advice
 from remuda.runs.latest import LATEST, follow_links, point_latest, restore_latest
+from remuda.torchrun import is_torchrun, launch_id
 
 if sys.platform != "win32":
     import fcntl
@@ -194,6 +195,11 @@ class RunDirectory:
             raise CheckpointError(f"{path} is damaged ({error}): delete it to continue without it.") from None
         return dict(meta)
 
+    def launches(self) -> set[str]:
+        """Return the launches of torchrun that have started or resumed this run (remuda.torchrun)."""
+        meta = self.read_meta()
+        return {start["launch"] for start in (meta, *meta.get("resumed", [])) if "launch" in start}
+
     def close(self) -> None:
         """Close log.txt and release the lock."""
         if self._log is not None:
@@ -257,11 +263,9 @@ def _is_up_to(steps: int, line: str) -> bool:
 def _default_path(name: str, made: list[Path]) -> Path:
     """Create the directory runs/<name>-<time>, with a number appended if the name is taken; return its path.
 
-    Characters that a file name should not contain are replaced by hyphens: ppo-<lambda>-0 becomes ppo-lambda-0. New
-    directories are appended to `made`.
+    New directories are appended to `made`.
     """
-    safe = re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
-    stem = Path(RUNS) / f"{safe}-{datetime.now():%Y%m%d-%H%M%S}"
+    stem = Path(RUNS) / f"{safe_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         _make_directories(stem.parent, made)
         for count in range(1, 1000):
@@ -276,6 +280,16 @@ def _default_path(name: str, made: list[Path]) -> Path:
         _remove(made)
         raise ConfigError(_unwritable(stem, error)) from None
     raise ConfigError(f"{stem} and 998 more names are taken: choose a directory with --out.")
+
+
+def safe_name(name: str) -> str:
+    """Replace characters that a file name should not contain by hyphens: ppo-<lambda>-0 becomes ppo-lambda-0."""
+    return re.sub(r"-*[^\w.+-]+-*", "-", name.replace("<locals>.", ""))
+
+
+def stored_form(config: Mapping[str, object]) -> dict[str, Any]:
+    """Return a configuration as `read_config` returns it after it was saved."""
+    return dict(yaml.safe_load(_config_text(config)))
 
 
 def _check_free(directory: Path) -> None:
@@ -354,6 +368,7 @@ def _start() -> dict[str, object]:
         "command": list(sys.argv),
         "versions": versions,
         "git": _git(),
+        **({"launch": launch_id()} if is_torchrun() else {}),
         "machine": {
             "host": platform.node(),
             "platform": platform.platform(),

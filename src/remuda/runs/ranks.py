@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import closing
 from pathlib import Path
 from typing import Never
 
 from remuda.agents import NetFactory
-from remuda.build.ranks import follow, join_torchrun
+from remuda.build.ranks import difference, follow, join_torchrun
 from remuda.build.recipe import make_recipe
-from remuda.config.run_config import RunConfig
+from remuda.config.run_config import RunConfig, to_dict
 from remuda.envs import EnvInfo, EnvSpec
-from remuda.runs.directory import RUN_FILES, RUNS
+from remuda.errors import ConfigError
+from remuda.runs.directory import RUNS, RunDirectory, safe_name, stored_form
 from remuda.torchrun import Torchrun, read_torchrun, refuse_many_processes
 
 
@@ -37,7 +37,7 @@ def enter_torchrun(
         return out, resume
     if torchrun.rank:
         run_rank(torchrun, config, spec, info, net)
-    return (out, True) if resume else place_of_run(torchrun, f"{config.algo}-{config.env}-{config.seed}", out)
+    return (out, True) if resume else place_of_run(torchrun, config, out)
 
 
 def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None) -> Never:
@@ -53,11 +53,20 @@ def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo
     raise SystemExit(0)
 
 
-def place_of_run(torchrun: Torchrun, name: str, out: str | Path | None) -> tuple[Path, bool]:
+def place_of_run(torchrun: Torchrun, config: RunConfig, out: str | Path | None) -> tuple[Path, bool]:
     """Return the directory of a run that torchrun started, and whether to resume the run there.
 
     If a rank fails, torchrun starts all ranks again with the same command. Therefore all starts by the same torchrun
-    process use the same directory, and every start after the first resumes the run in this directory, if it exists.
+    process use the same directory, and resume the run there if one of them began or continued it. Any other run in
+    this directory is refused later, as without torchrun.
     """
-    path = Path(RUNS) / f"{name}-torchrun-{os.getppid()}" if out is None else Path(out)
-    return path, torchrun.restarts > 0 and any((path / file).exists() for file in RUN_FILES)
+    name = safe_name(f"{config.algo}-{config.env}-{config.seed}")
+    path = Path(RUNS) / f"{name}-torchrun-{torchrun.launch}" if out is None else Path(out)
+    if not (path / "config.yaml").is_file():
+        return path, False
+    run = RunDirectory.open(path)
+    if torchrun.launch not in run.launches():
+        return path, False
+    if (found := difference(run.read_config(), stored_form(to_dict(config)))) is not None:
+        raise ConfigError(f"out={path} already holds a run with another {found}: choose another --out.")
+    return path, True

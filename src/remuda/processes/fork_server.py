@@ -32,8 +32,8 @@ LEAVE_SECONDS = 1.0
 EXIT_REASON_SECONDS = 5.0
 DEATH_SECONDS = 20.0  # time limit for a process to end after SIGKILL; on a busy machine this takes a while
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
-# The server replaces sys.path before it imports anything else. Python puts the working directory first on it, where a
-# file of the user may have the name of a module of the standard library.
+# The server replaces sys.path before it imports anything else, because Python puts the working directory first on the
+# path. A file of the user in that directory may have the name of a module of the standard library.
 COMMAND = (
     "import sys; sys.path[:] = sys.argv[5:]; import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from remuda.processes.fork_server import main; main(sys.argv[1], *map(int, sys.argv[2:5]))"
@@ -49,7 +49,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         self._link, theirs = Link.pair()
-        path = [os.path.abspath(folder) for folder in sys.path]  # the entry '' means the working directory
+        path = [os.path.abspath(folder) for folder in sys.path]  # replaces the entry '', the working directory
         # A process that calls die_with_parent ends with the thread that created it. A server that was created by
         # another thread than the main one must outlive that thread, so it ends only when its link closes.
         is_tied = int(threading.current_thread() is threading.main_thread())

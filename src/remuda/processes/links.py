@@ -2,7 +2,7 @@
 
     ours, theirs = Link.pair()
     ours.send({"reset": 1}, fds=[memory.fd])          # encoded as msgpack, after a length header
-    messages, fds = theirs.receive()                  # all that arrived; sets theirs.has_ended if `ours` was closed
+    messages, fds = theirs.receive()                  # does not wait; sets theirs.has_ended if `ours` was closed
     bell = Bell()
     bell.ring()                                       # never blocks; makes bell.fileno() readable
     bell.clear()
@@ -56,8 +56,8 @@ class Link:
     def send(self, message: object, fds: Sequence[int] = (), seconds: float | None = SEND_SECONDS) -> None:
         """Send one message, together with file descriptors.
 
-        Raises TimeoutError if the socket has no room for the message within `seconds` (None: no limit), because the
-        other process does not read, or another OSError if that process is gone.
+        Raises TimeoutError if the other process does not read, so that the socket has no room for the message within
+        `seconds` (None: no limit). Raises another OSError if the other process is gone.
         """
         payload = msgspec.msgpack.encode(message)
         data = HEADER.pack(len(payload)) + payload
@@ -84,7 +84,7 @@ class Link:
         return self._whole_messages(), fds
 
     def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` until there is data to read or the other end closes; return whether this happened."""
+        """Wait up to `seconds` for data or for the other end to close; return whether either has happened."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return bool(poll.poll(max(0.0, seconds) * 1000))

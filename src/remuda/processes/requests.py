@@ -18,12 +18,14 @@
         ...
         answers.wake()
 
-A slot has one request at a time. By default all workers serve every slot, and each worker serves a share of the slot.
-With `exclusive`, every slot belongs to one worker, so that no slot waits for several workers. There are no locks that
-a dying process could hold: each number in memory has one writer at a time. A process that is about to sleep first
-writes that it sleeps, and then checks once more for requests or answers. A process that sends a request or answer
-first writes it, and then checks whether the receiver sleeps. A memory fence between these two steps, on both sides,
-prevents lost wake-ups.
+A slot is a group of envs or another unit of work, with one request at a time. By default all workers serve every
+slot, and each worker does a share of the slot's work. With `exclusive`, every slot belongs to one worker, so that no
+slot waits for several workers. There are no locks that a dying process could hold: each number in memory has one
+writer at a time.
+
+A process that is about to sleep first writes that it sleeps, and then checks once more for requests or answers. A
+process that sends a request or answer first writes it, and then checks whether the receiver sleeps. A memory fence
+between these two steps, on both sides, ensures that no sleeping process misses a request or answer.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tupl
         "stats_size": (each, "int64"),  # size of these statistics in bytes, or ON_LINK
         "busy": (each, "float64"),  # seconds that each worker needed for its last answer
         "asleep": ((num_workers,), "int64"),  # 1 while the worker sleeps
-        "awaited": ((1,), "int64"),  # number of the request for which the parent sleeps; 0 while the parent is awake
+        "awaited": ((1,), "int64"),  # number of the request that the parent sleeps for, or ANY; 0 while it is awake
         "stats": ((*each, stats_bytes), "uint8"),
     }
 
@@ -137,9 +139,9 @@ class Requests:
         return [slot for slot in own if self._done[slot][worker - self.servers[slot].start] != self._todo[slot]]
 
     def sleep(self, number: int) -> None:
-        """Ask workers to ring the parent's bell when request `number` is complete, or any request if it is ANY.
+        """Ask workers to ring the parent's bell when request `number` (ANY: any request) is complete.
 
-        Call `is_done` once more before you wait for the bell.
+        Then call `is_done` once more before you wait for the bell, because the workers may already be done.
         """
         self._awaited[0] = number
         self._fence()
@@ -191,7 +193,7 @@ class Answers:
         return [todo[slot] for slot in self.slots] if self._is_exclusive else todo
 
     def oldest(self) -> tuple[int, int] | None:
-        """Return (number, slot) of the request that has waited longest, or None."""
+        """Return (number, slot) of the request that has waited longest, or None if no request waits."""
         requested = self._requested()
         if requested == self._given:
             return None

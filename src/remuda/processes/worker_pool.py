@@ -1,10 +1,10 @@
 """Start, supervise and replace worker processes, within a budget of restarts.
 
     pool = WorkerPool("package.worker", blueprints, kind, build_timeout=120.0, max_restarts=10)
-    built = pool.start()                          # every worker has built what its blueprint describes
+    built = pool.start()                          # waits until each worker has built what its blueprint describes
     pool.listen(0.2)                              # reads messages into inboxes and reaps workers that died
     for worker in pool.lost():
-        pool.restart(worker, made_progress=True)  # WorkerError once the budget is exhausted
+        pool.restart(worker, made_progress=True)  # raises WorkerError once the budget is exhausted
     pool.close()                                  # ends and reaps every process
 
 The pool handles only processes and messages. The caller's `WorkerKind` contains the words with which errors and log
@@ -137,9 +137,9 @@ class WorkerPool:
     def restart(self, worker: Worker, made_progress: bool) -> None:
         """Start a new process for a lost worker and wait until the process has sent "built".
 
-        `made_progress` is whether the worker completed any work since its last restart. A worker that hangs after
-        every restart is lost too rarely to exceed a limit per minute, so consecutive losses without progress have
-        their own limit.
+        `made_progress` is whether the worker completed any work since its last restart. Consecutive losses without
+        progress have their own limit, because a worker that hangs after every restart is lost too rarely to exceed
+        the limit per minute.
         """
         while True:
             self.relaunch(worker, made_progress)
@@ -274,7 +274,7 @@ class WorkerPool:
         name, text = message["error"], message["text"]
         build_errors = {error.__name__: error for error in self.kind.build_errors}
         if name in build_errors and self._has_started:
-            return  # all workers were built before, so a restart may succeed: the process ends and counts as lost
+            return  # the process ends and is replaced; this may succeed, because all workers were built before
         known = {error.__name__: error for error in self.kind.errors} | build_errors
         error: RemudaError
         if name in known:
@@ -357,7 +357,7 @@ class WorkerPool:
 
     @staticmethod
     def _wait_for_death(worker: Worker, seconds: float) -> bool:
-        """Return whether the process ends within `seconds`. Poll its pidfd or, where there is none, its link."""
+        """Return whether the process ends within `seconds`. Poll its pidfd or, if it has none, its link."""
         poll = select.poll()
         if worker.pidfd is not None:
             poll.register(worker.pidfd, select.POLLIN)

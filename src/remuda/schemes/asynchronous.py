@@ -105,7 +105,7 @@ class AsynchronousReplay:
                     before = learner.version, learner.statistics_version
                     try:
                         round = self._round(recipe, learner, replay, writers, progress, log)
-                    except BaseException:  # no Round reports these episodes, so count them here
+                    except BaseException:  # no Round reports the episodes of a failed round, so count them here
                         progress.episodes += len(writers.episodes())
                         raise
                     finally:
@@ -143,8 +143,8 @@ class AsynchronousReplay:
         try:
             metrics = learn_due(learner, replay, acted, oldest, must_stop)
             before = -1
-            # `learn_due` makes a limited number of updates per call. The last round of a throttled run calls it again
-            # and again, so that all updates that are due are made.
+            # `learn_due` makes a limited number of updates per call. The last round of a throttled run calls it until
+            # no update is due.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, oldest, must_stop)
@@ -185,7 +185,7 @@ def open_parts(
     progress, _ = log.resume(learner)  # the samplers' state is not used, because envs start new episodes
     weights = stack.enter_context(closing(recipe.make_weights(learner.algorithm.agent, learner.version)))
     replay = stack.enter_context(closing(recipe.make_replay(learner.agent_on_cpu(), progress.rounds)))
-    stack.push(log.save_if_failed)  # runs when the samplers are closed and the replay is still open
+    stack.push(log.save_if_failed)  # called after the samplers are closed and before the replay is closed
     evaluator = recipe.make_evaluator(weights, learner.version, progress.steps)
     return learner, progress, weights, replay, evaluator and stack.enter_context(closing(evaluator))
 

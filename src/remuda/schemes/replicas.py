@@ -103,12 +103,12 @@ class LeaderLog:
         self._log.save_if_failed(kind, error, trace)
 
     def save_if_stopped(self, error: Interrupted) -> None:
-        self._group.expect_followers()  # all ranks were interrupted at the same place, and follow now
+        self._group.expect_followers()  # the other ranks were interrupted, too, and now answer the leader's calls
         self._log.save_if_stopped(error)
 
 
 class FollowerLog:
-    """The log of every other rank. It writes nothing, and answers the leader's calls between two rounds."""
+    """The log of every rank except rank 0. It writes nothing, and answers the leader's calls between two rounds."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group = group
@@ -152,7 +152,7 @@ class FollowerLog:
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: the leader saves."""
+        """Do nothing: the leader saves the run."""
 
     def save_if_stopped(self, error: Interrupted) -> None:
         while self._group.follow():

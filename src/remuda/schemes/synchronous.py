@@ -34,7 +34,7 @@ class Synchronous:
             agent = learner.algorithm.agent
             weights = stack.enter_context(closing(recipe.make_weights(agent, learner.version)))
             replay = stack.enter_context(closing(recipe.make_replay(agent, progress.rounds)))
-            stack.push(log.save_if_failed)  # runs when the sampler is closed and the replay is still open
+            stack.push(log.save_if_failed)  # called after the sampler is closed and before the replay is closed
             sampler = stack.enter_context(
                 closing(recipe.make_sampler(agent, weights, self.workers, progress.rounds, log.must_stop))
             )

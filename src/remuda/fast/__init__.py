@@ -4,9 +4,10 @@
     learner = Learner(ppo, ..., fast_path=fast.find(ppo))        # None if the algorithm is not supported
 
 For a network of two layers of 64 units, the overhead of torch calls is far larger than the arithmetic. This package
-makes fewer calls. The rest of the library does not depend on it: every algorithm defines its loss once, for autograd.
-With `agent.fast_path=false`, or if this directory is deleted, only autograd is used. During a run, results are
-compared with those of autograd and of `Agent.act`. If they differ, the fast path is dropped with a warning.
+makes fewer calls. The rest of the library does not depend on this package, because every algorithm also defines its
+loss for autograd. With `agent.fast_path=false`, or if this directory is deleted, only autograd is used. During a run,
+results of the fast path are compared with those of autograd and of `Agent.act`. If they differ, the fast path is
+dropped with a warning.
 
 To add gradients for an algorithm of your own, see `register` in registry.py.
 """

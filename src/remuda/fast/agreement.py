@@ -21,10 +21,10 @@ Groups = dict[str, Tensor]  # the gradient of each parameter group, as one vecto
 
 RECHECK_AFTER = 10  # number of updates until the next comparison after Agreement.UNKNOWN
 RELATIVE, SMALLEST = 1e-3, 1e-6  # relative and absolute tolerance for rounding
-SMALLEST_SCALAR = 1e-4  # used instead of SMALLEST if a gradient is one number, whose terms may cancel (SAC's alpha)
+SMALLEST_SCALAR = 1e-4  # replaces SMALLEST if a gradient is a single number, whose terms may cancel (SAC's alpha)
 # If gradients differ, autograd computes its gradient again from targets perturbed by the fraction PERTURBATION. The
 # difference counts as rounding if its excess over the tolerance is at most NOISE_FACTOR times the change that the
-# perturbation causes.
+# perturbation causes in autograd's gradient.
 PERTURBATION, NOISE_FACTOR = 1e-6, 10.0
 
 
@@ -35,7 +35,7 @@ class CheckedGradients:
     """
 
     def __init__(self, name: str, compute: GradientFunction, end: Callable[[], None] = lambda: None) -> None:
-        """`name` is the algorithm's name; `compute` returns hand-written gradients; `end` ends its threads."""
+        """`name` is the algorithm's name. `compute` returns hand-written gradients, and `end` ends its threads."""
         self._name = name
         self.compute: GradientFunction | None = compute  # None once the gradients have disagreed
         self._end = end
@@ -98,7 +98,7 @@ def tolerance(vector: Tensor) -> float:
 
 
 def perturb(x: Tensor) -> Tensor:
-    """Change all numbers by the fraction PERTURBATION, alternately up and down."""
+    """Return `x` with all numbers changed by the fraction PERTURBATION, alternately up and down."""
     if not x.is_floating_point():
         return x
     signs = 1.0 - 2.0 * (torch.arange(x.numel(), device=x.device) % 2)

@@ -74,7 +74,7 @@ class FastDistribution(Protocol):
     """
 
     def sample(self, outputs: Rows, noise: Rows) -> NumpyArray: ...
-    def forward(self, outputs: Rows, action: NumpyArray) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
+    def forward(self, outputs: Rows, action: NumpyArray) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, data
     def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows: ...  # gradient with respect to outputs
 
 
@@ -103,7 +103,7 @@ class FastCategorical:
 
 
 class FastGaussian:
-    """Distribution over flat Box actions. `backward` also writes the gradient of `log_std` to `into`."""
+    """Gaussian distribution over flat Box actions. `backward` also writes the gradient of `log_std` to `into`."""
 
     def __init__(self, log_std: nn.Parameter, into: Tensor) -> None:
         self.log_std, self.into = log_std, into
@@ -146,7 +146,7 @@ class FastMLP:
         return x
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the input, followed by the output of every layer; the last output is the features."""
+        """Return a list of the input and the output of every layer. The last output is the features."""
         outputs = [x]
         for weight, bias in self.layers:
             x = F.linear(x, weight, bias)
@@ -156,7 +156,7 @@ class FastMLP:
         return outputs
 
     def backward(self, outputs: list[Tensor], gradient: Tensor) -> None:
-        """Write all parameters' gradients to `views`; `gradient` is the gradient with respect to the features."""
+        """Write all parameters' gradients to their views. `gradient` is the gradient with respect to the features."""
         for index in reversed(range(len(self.layers))):
             output = outputs[index + 1]
             if self.is_tanh:
@@ -205,7 +205,10 @@ class FastPolicyAgent:
         return False
 
     def choose(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Return sampled actions for [B] observations; call this method in inference mode."""
+        """Return sampled actions for B observations.
+
+        Call this method in inference mode, because torch does not convert tensors with a gradient to numpy.
+        """
         x = obs if self._inputs is None else self._inputs(obs).reshape(len(obs), -1)
         outputs = F.linear(self._trunk.features(x), *self._head)
         return torch.from_numpy(self._distribution.sample(outputs.numpy(), noise.numpy()))
@@ -253,14 +256,20 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def needs_inputs(agent: PolicyAgent) -> bool:
-    """Return whether observations need conversion by `Inputs`; only float32 vectors without statistics do not."""
+    """Return whether observations need conversion by `Inputs`.
+
+    Only float32 vectors that are not normalized by running statistics need no conversion.
+    """
     space = agent.observation
     return agent.inputs.has_statistics or space.kind != "box" or space.dtype != "float32" or len(space.shape) != 1
 
 
 @register_policy(PolicyAgent)
 def fast_policy_agent(agent: PolicyAgent) -> FastPolicyAgent | None:
-    """Return the fast form of an agent with small MLPs on the CPU, no memory, Discrete or Box actions; else None."""
+    """Return the fast form of an agent, or None if the agent is not supported.
+
+    Supported agents have small MLPs on the CPU, no recurrent core, and Discrete or Box actions.
+    """
     nets = [trunk.net for trunk in (agent.policy_trunk, agent.value_trunk)]
     mlps = [net for net in nets if type(net) is MLP]
     if agent.is_recurrent or not agent.observation.is_leaf or len(mlps) != len(nets):

@@ -27,7 +27,7 @@ Learned = TypeVar("Learned", bound=ActorCritic)
 
 
 class RowLosses(NamedTuple):
-    """Derivatives of a loss with respect to each row's outputs, with metrics and stop flag as in `core.Losses`."""
+    """Derivatives of a loss with respect to each row's outputs, and the metrics and stop flag of `core.Losses`."""
 
     by_rows: RowGradients
     metrics: dict[str, Tensor | float]
@@ -37,7 +37,7 @@ class RowLosses(NamedTuple):
 def policy_gradients(
     algorithm: Learned, losses: Callable[[Learned, RowOutputs, Batch, Clock], RowLosses]
 ) -> GradientFunction | None:
-    """Return a gradient function made of `losses` and the agent's fast form; None if the agent has no fast form."""
+    """Return a gradient function that uses `losses` and the agent's fast form; None if there is no fast form."""
     agent = fast_policy_agent(algorithm.agent)
     if agent is None:
         return None
@@ -45,8 +45,8 @@ def policy_gradients(
     def compute(batch: Batch, clock: Clock) -> Gradients | None:
         if batch.state is not None:
             return None
-        # If ratios overflow, gradients are not finite, as with autograd, and the learner skips the update. Numpy need
-        # not warn about this.
+        # Do not let numpy warn if ratios overflow. The gradients are then not finite, as with autograd, and the
+        # learner skips the update.
         with np.errstate(over="ignore", invalid="ignore"):
             rows = agent.forward(batch.steps.obs, batch.steps.action)
             found = losses(algorithm, rows, batch, clock)

@@ -17,7 +17,7 @@ MadePolicy = TypeVar("MadePolicy", bound=MakePolicy)
 
 @runtime_checkable
 class HasThreads(Protocol):
-    """A gradient function with threads, which `close` ends."""
+    """A gradient function that has threads. `close` ends the threads."""
 
     def close(self) -> None: ...
 
@@ -35,8 +35,8 @@ def register(algorithm: type, agent: type, side_by_side: bool = False) -> Callab
         def ppo_gradients(ppo: PPO) -> GradientFunction | None: ...
 
     The function is called for algorithms of class `algorithm` whose agent has the class `agent`. A gradient function
-    takes a batch and a clock, and returns the gradients that autograd would compute from `losses`, or None if
-    autograd must compute the gradients of this batch.
+    takes a batch and a clock, and returns the gradients that autograd would compute from `losses`. It returns None if
+    it does not support the batch; autograd then computes the gradients.
     """
 
     def add(make: Made) -> Made:

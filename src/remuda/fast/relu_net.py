@@ -2,12 +2,12 @@
 
     net = ReluNet(layers, views)                     # backward() writes parameter gradients to `views`
     outputs = net.forward(x)                         # [x, outputs of hidden layers..., output of the last layer]
-    by_first = net.backward(outputs, by_output, len(x), accumulate=False)      # w.r.t. the first layer's output
-    by_action = net.to_input(by_first, slice(17, 23))                          # w.r.t. columns 17 to 22 of x
+    by_first = net.backward(outputs, by_output, len(x), accumulate=False)  # gradient w.r.t. the first layer's output
+    by_action = net.to_input(by_first, slice(17, 23))                      # gradient w.r.t. columns 17 to 22 of x
 
-Only the gradients that are needed are computed. Autograd takes twice as long, because it keeps more tensors, which do
-not fit in the cache. Here, the data stays in the cache, because callers pass larger batches in pieces of `MAX_ROWS`
-rows.
+Autograd takes twice as long, because it stores more tensors than fit in the cache. This module computes only the
+gradients that are needed. Callers pass large batches in pieces of `MAX_ROWS` rows, so that the tensors of a piece
+stay in the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from remuda.nets import MLP
 
 MAX_ROWS = 2048  # rows in a piece of a batch; 512 rows are inefficient, and activations of 8192 rows exceed the cache
 
-FEW_ROWS = 1024  # up to this many rows, products with zero gradients cost less than the calls that leave them out
+FEW_ROWS = 1024  # up to this many rows, it is faster to compute zero gradients than to leave out their rows
 
 
 class ReluNet:
@@ -34,7 +34,7 @@ class ReluNet:
         self.into = None if views is None else [(views[id(weight)], views[id(bias)]) for weight, bias in self.layers]
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        """Return the input, followed by the output of every layer."""
+        """Return a list of the input and the output of every layer."""
         outputs = [x]
         for weight, bias in self.layers[:-1]:
             x = F.linear(x, weight, bias).relu_()
@@ -42,11 +42,12 @@ class ReluNet:
         return [*outputs, F.linear(x, *self.layers[-1])]
 
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
-        """Write the gradients of all parameters to the views; if `accumulate`, add them to the contents of the views.
+        """Write the gradients of all parameters to the views; return the gradient w.r.t. the first layer's output.
 
-        `outputs` is the result of `forward`, and `by_output` the gradient with respect to the last of these outputs.
-        Parameter gradients are sums over the first `rows` rows. Return the gradient, for all rows, with respect to
-        the first layer's output before its ReLU.
+        `outputs` is the result of `forward`, and `by_output` is the gradient with respect to the last of these
+        outputs. Parameter gradients are sums over the first `rows` rows. If `accumulate` is True, they are added to
+        the contents of the views. The returned gradient has all rows. It is the gradient with respect to the first
+        layer's output before the ReLU.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):
@@ -64,13 +65,19 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return what `backward` returns, given only the outputs `hidden` of the hidden layers; change no views."""
+        """Return the same gradient as `backward`, but write no parameter gradients to the views.
+
+        `hidden` holds only the outputs of the hidden layers.
+        """
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)
         return by_output
 
     def to_input(self, by_first: Tensor, columns: slice) -> Tensor:
-        """Return the gradient with respect to `columns` of the input; `backward` or `to_first` returns `by_first`."""
+        """Return the gradient with respect to `columns` of the input.
+
+        `by_first` is the result of `backward` or `to_first`.
+        """
         return by_first @ self.layers[0][0][:, columns]
 
     def _to_previous(self, index: int, x: Tensor, by_output: Tensor) -> Tensor:
@@ -81,7 +88,7 @@ class ReluNet:
 
 
 def linear_layers(trunk: Trunk, *more: nn.Module) -> list[nn.Linear] | None:
-    """Return the linear layers of `trunk` and of the modules `more`, or None if they are not a plain ReLU network."""
+    """Return the linear layers of `trunk` and then of `more`, or None if the modules are not a plain ReLU network."""
     found: list[nn.Linear] = []
     for part in [trunk.net, *more]:
         steps = list(part.layers) if type(part) is MLP else [part]

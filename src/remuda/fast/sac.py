@@ -47,7 +47,7 @@ class RowResults(NamedTuple):
     """Results for every row, from which metrics and priorities are computed."""
 
     log_prob: Tensor  # log-density of the actor's new action
-    best: Tensor  # the lower of the two critics' values of the actor's new action
+    best: Tensor  # value of the actor's new action, the lower of the two critics' values
     q: Tensor  # the first critic's value of the stored action
     error: Tensor  # value of the stored action minus its target, for both critics [N, 2]
 
@@ -94,7 +94,7 @@ class FastSAC:
         return Gradients(vectors, clock.version, metrics, found.error[:, 0].abs(), stop=False)
 
     def compute(self, drawn: Transitions, alpha: float) -> RowResults:
-        """Write the gradients of a batch to the gradient vectors of actor and critics."""
+        """Write the gradients of a batch to the gradient vectors of actor and critics; return each row's results."""
         return RowResults(*in_pieces(partial(self._piece, alpha=alpha), drawn))
 
     def _piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> RowResults:
@@ -154,7 +154,7 @@ class FastSAC:
 
 
 class Sample(NamedTuple):
-    """Actions sampled from a stochastic actor, with what `backward` needs."""
+    """Actions sampled from a stochastic actor, and the data that `backward` needs."""
 
     raw: Tensor  # log_std before it is clamped
     scaled: Tensor  # noise times standard deviation
@@ -170,10 +170,11 @@ class Sample(NamedTuple):
         return cls(raw, scaled, u.tanh(), squashed_log_prob(u, log_std, noise))
 
     def backward(self, by_action: Tensor, alpha: float, count: int) -> Tensor:
-        """Return the gradient of the actor's loss with respect to the actor's output, for the first rows.
+        """Return the gradient of the actor's loss with respect to the actor's output in the first n rows.
 
-        `by_action` [n, A] is the gradient with respect to the actions of these rows, through the critics. The loss is
-        a mean over `count` rows. With fixed noise, d(log_prob) / du is 2 tanh(u).
+        `by_action` [n, A] is the gradient with respect to the actions of these n rows, through the critics. The loss
+        is a mean over `count` rows. With fixed noise, the derivative of the log-density of the action tanh(u) with
+        respect to u is 2 tanh(u).
         """
         n = len(by_action)
         by_u = torch.ops.aten.tanh_backward(by_action, self.action[:n])
@@ -222,8 +223,8 @@ def sac_gradients(sac: SAC) -> GradientFunction | None:
 def make_fast(sac: SAC, kind: type[Fast]) -> Fast | None:
     """Return an object of `kind` that computes the gradients of a SAC object, or None if it is not supported.
 
-    Supported objects have ReLU networks on the CPU, vector observations, and two critics. Subclasses are left to
-    autograd, because `losses` calls many methods that a subclass may override.
+    Supported objects have ReLU networks on the CPU, vector observations, and two critics. Objects of a subclass are
+    not supported, because `losses` calls many methods that a subclass may override.
     """
     actor = linear_layers(sac.agent.trunk, sac.agent.head)
     critics, targets = critic_layers(sac.critics), critic_layers(sac.target_critics)

@@ -1,7 +1,8 @@
 """Hand-written gradients of `SAC.losses` in two threads: one for the critics, one for actor and temperature.
 
-Products of small matrices gain little from several threads. Two threads that each compute half of the losses wait for
-each other only once per update, and are slowed down less if other processes use the cores.
+Products of small matrices gain little from several threads of torch. The two threads of this module compute about
+half of the losses each, and wait for each other only once per update. Other processes that use the cores therefore
+slow these threads down less.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ class SideBySideSAC(FastSAC):
             log_prob, best = actor.result()
         return RowResults(log_prob, best, q, error)
 
-    @torch.no_grad()  # which each thread has to set for itself
+    @torch.no_grad()  # needed here, because torch has a setting for each thread
     def _of_actor(self, drawn: Transitions, alpha: float) -> tuple[Tensor, ...]:
         return tuple(in_pieces(partial(self._actor_piece, alpha=alpha), drawn))
 
     def _actor_piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> tuple[Tensor, Tensor]:
-        """Write the actor's gradient of a piece of a batch; return log-densities and values of new actions."""
+        """Write the actor's gradient for a piece of a batch; return log-densities and values of new actions."""
         obs, n = drawn.obs, len(drawn.obs)
         outputs = self.actor.forward(obs)
         sample = Sample.of(outputs[-1], drawn.noise[0])
@@ -54,7 +55,7 @@ class SideBySideSAC(FastSAC):
         return sample.log_prob, best.squeeze(-1)
 
     def _through(self, outputs: list[list[Tensor]], by_chosen: Tensor, actions: slice) -> Tensor:
-        """Return the gradient [N, A] with respect to the new actions, through the critics."""
+        """Return the gradient [N, A] with respect to the new actions, passed back through the critics."""
         pairs = list(zip(self.critics, outputs, strict=True))
         if len(by_chosen) <= FEW_ROWS:
             first, second = (
@@ -63,14 +64,14 @@ class SideBySideSAC(FastSAC):
             )
             return first.add_(second)
         by_action = torch.empty(len(by_chosen), outputs[0][0].shape[1] - actions.start)
-        for index, (critic, each) in enumerate(pairs):  # in each row, only the lower critic has a gradient
+        for index, (critic, each) in enumerate(pairs):  # in each row, only the critic with the lower value counts
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x.index_select(0, rows) for x in each[1:-1]]
             by_action[rows] = critic.to_input(critic.to_first(hidden, by_chosen[rows, index : index + 1]), actions)
         return by_action
 
     def _of_critics(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> tuple[Tensor, Tensor]:
-        """Write the critics' gradient of a piece of a batch; return values of stored actions, and their errors."""
+        """Write the critics' gradient for a piece of a batch; return values of stored actions, and their errors."""
         after = Sample.of(self.actor.forward(drawn.next_obs)[-1], drawn.noise[1])
         following = torch.cat([drawn.next_obs, after.action], -1)
         next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)

@@ -65,9 +65,9 @@ def make_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> Any:
 def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactory, needs_loss: bool) -> Any:
     """Return an algorithm around an existing agent, for a process that writes to a replay.
 
-    The algorithm can `prepare` rollouts. With `needs_loss` it can also compute losses, using target networks and
-    critics with newly initialized weights. If only `prepare` is needed and the algorithm's class does not override
-    it, the result is an instance of the base class `OffPolicy`, which has neither target networks nor critics.
+    The algorithm can `prepare` rollouts. If `needs_loss` is True, it can also compute losses, with newly initialized
+    target networks and critics. If `needs_loss` is False and the algorithm's class does not override `prepare`, the
+    result is an instance of the base class `OffPolicy`, which has neither target networks nor critics.
     """
     entry = find_algorithm(config.algo)
     kind, options = entry.load_class(), config.replay_algo_options
@@ -81,9 +81,9 @@ def wrap_agent(config: RunConfig, agent: Any, info: EnvInfo, make_net: NetFactor
 
 @contextmanager
 def drawn_from_seed(config: RunConfig) -> Iterator[None]:
-    """Within a context, seed torch's generator with the run's seed and use the learner's number of torch threads.
+    """In the context, seed torch's generator with the run's seed, and use the learner's number of torch threads.
 
-    The generator's state and the number of threads are restored afterwards.
+    The generator's state and the number of threads are restored at the end of the context.
     """
     with torch.random.fork_rng(devices=[]), torch_threads(config.scheme_options.threads):
         torch.manual_seed(config.seed)
@@ -92,7 +92,7 @@ def drawn_from_seed(config: RunConfig) -> Iterator[None]:
 
 @contextmanager
 def net_must_fit(config: RunConfig, info: EnvInfo) -> Iterator[None]:
-    """Within a context, turn any exception but ConfigError into a ConfigError that says that the net does not fit."""
+    """Turn exceptions in the context into ConfigErrors that say that the net does not fit; let ConfigErrors pass."""
     try:
         yield
     except ConfigError:
@@ -114,7 +114,7 @@ def keyword_arguments(kind: type[object], options: AlgoOptions, **given: object)
 
     Every option that has the same name as a keyword-only parameter of the class `kind` is included, so that an
     algorithm outside of this package receives its own options. Schedules become functions of the progress. Values in
-    `options.algorithm_arguments()` take precedence over the options, and those in `given` over both.
+    `options.algorithm_arguments()` take precedence over the options. Values in `given` take precedence over both.
     """
     accepted = keyword_parameters(kind)
     values: dict[str, object] = {}
@@ -212,7 +212,7 @@ def make_q_agent(config: RunConfig, info: EnvInfo, make_net: NetFactory) -> QAge
 def final_epsilon(options: AlgoOptions) -> float:
     """Return the probability of a random action at the end of a run.
 
-    An agent that is loaded from the run explores with this probability.
+    An agent that is loaded from a run explores with this probability.
     """
     epsilon, _ = options.epsilon_greedy or ("0", 0.0)
     return max(HARDLY, parse_schedule(epsilon)(1.0))
@@ -248,7 +248,8 @@ def make_continuous(
 ) -> Algorithm:
     options = config.algo_options
     assert isinstance(options, ActorCriticOptions)
-    # A critic concatenates an observation vector with the action. Other observations first pass through `own_net`.
+    # A critic concatenates a vector observation with the action. Other observations first pass through a network made
+    # by `own_net`.
     is_vector = info.observation.kind == "box" and len(info.observation.shape) == 1
     own_net = None if is_vector and config.agent.net in ("auto", "mlp") and config.agent.core is None else make_net
     width = {"core": config.agent.core, "core_size": config.agent.core_size}

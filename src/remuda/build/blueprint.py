@@ -110,8 +110,7 @@ def make_async_blueprints(
 ) -> list[dict[str, Any]]:
     """Return the blueprints of workers that sample asynchronously.
 
-    With central inference there is only one blueprint. It is for the inference process, whose envs form `workers`
-    groups.
+    With central inference, the only blueprint is that of the inference process, whose envs form `workers` groups.
     """
     is_central = config.sampler.inference == "central"
     blueprints = make_blueprints(config, spec, seen, 1 if is_central else workers, net)
@@ -119,7 +118,7 @@ def make_async_blueprints(
 
 
 def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
-    """Return a description by which other processes find the algorithm, or None if they find it by its name."""
+    """Return a description by which other processes find the algorithm, or None if its name is enough."""
     try:
         return algorithm_reference(config.algo)
     except Unreachable as error:
@@ -130,7 +129,7 @@ def describe_algorithm(config: RunConfig) -> dict[str, Any] | None:
 
 
 def described(seen: EnvInfo) -> dict[str, str]:
-    """Describe every leaf of the observation and action spaces; return the descriptions by path."""
+    """Return a dict from the path of every leaf of the observation and action spaces to a description of the leaf."""
     spaces = [*seen.observation.leaves("observation"), *seen.action.leaves("action")]
     return {path: f"{leaf.kind} {leaf.dtype}{list(leaf.shape)}{num_values(leaf)}" for path, leaf in spaces}
 
@@ -145,7 +144,7 @@ def num_values(leaf: Space) -> str:
 def must_be_same(env: str, here: Mapping[str, str], there: Mapping[str, str]) -> None:
     """Raise EnvSpecError if the spaces in this worker (`here`) differ from those in the learner's process (`there`).
 
-    The spaces determine the layout of shared memory, so a difference would corrupt it.
+    The spaces determine the layout of shared memory, so different spaces would corrupt its contents.
     """
     for path in [*there, *here]:
         mine, others = here.get(path, "missing"), there.get(path, "missing")
@@ -164,7 +163,10 @@ def worker_limits(config: RunConfig) -> dict[str, Any]:
 def make_own_envs(
     config: RunConfig, blueprint: Blueprint, heartbeat: Callable[[], bool], notify: Callable[[Notice], None]
 ) -> Any:
-    """Return the envs of one process. Observations include previous actions and rewards if `config.agent` says so."""
+    """Return the envs of one process, with the observations that the agent expects.
+
+    The options `agent.prev_action` and `agent.prev_reward` add the previous action and reward to observations.
+    """
     envs = make_plain_envs(config, blueprint, heartbeat, notify)
     shown = (config.agent.prev_action, config.agent.prev_reward)
     if not any(shown):
@@ -177,8 +179,8 @@ def make_plain_envs(
 ) -> LocalEnvs | NativeEnvs | AsyncPooledEnvs:
     """Return the envs of one process, without previous actions and rewards in observations.
 
-    Native envs are used only under asynchronous schemes. Under synchronous schemes, a worker that replaces a lost
-    worker calls `Envs.prepare`, which native envs do not support.
+    Native envs are used only under asynchronous schemes. Under a synchronous scheme, the replacement of a lost worker
+    calls `Envs.prepare`, which native envs do not support.
     """
     spec, levels = EnvSpec.from_json(blueprint["spec"]), training_seeds(config)
     first, count = blueprint["first"], blueprint["last"] - blueprint["first"]

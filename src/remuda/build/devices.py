@@ -27,14 +27,17 @@ def check_devices(config: RunConfig) -> None:
     for option, device in devices.items():
         try:
             torch.zeros(1, device=device).cpu()
-        except (RuntimeError, AssertionError, ImportError):  # device is unknown, absent, or has no storage ("meta")
+        except (RuntimeError, AssertionError, ImportError):  # unknown, absent, or without storage ("meta")
             raise ConfigError(f"{option}={device} is not on this machine: use cpu.") from None
     if config.scheme_entry.has_ranks and shares_devices(config) and read_torchrun() is None:
-        own_device(config, config.scheme_options.ranks - 1)  # the last rank has the highest index
+        own_device(config, config.scheme_options.ranks - 1)  # the last rank needs the highest device index
 
 
 def split_devices(config: RunConfig) -> tuple[str | None, str]:
-    """Return the devices of the actor's and of the critics' gradients; the first is None if they are not separate."""
+    """Return the device of the actor's gradients, and the device of the critics' gradients.
+
+    The first device is None if the gradients of actor and critics are not computed separately.
+    """
     options = config.algo_options
     if not isinstance(options, ActorCriticOptions) or (options.actor_device, options.critic_device) == (None, None):
         return None, config.device
@@ -42,9 +45,9 @@ def split_devices(config: RunConfig) -> tuple[str | None, str]:
 
 
 def has_halves(algorithm: Algorithm) -> bool:
-    """Return whether the losses of an algorithm are those of its actor and critics together.
+    """Return whether the algorithm's `actor_losses` and `critic_losses` together are the same as its `losses`.
 
-    A subclass that overrides `losses` must override `actor_losses` and `critic_losses`, too.
+    This is False if a subclass overrides `losses` but not both of the other methods.
     """
     kind = type(algorithm)
     halves = ("actor_losses", "critic_losses")
@@ -52,7 +55,7 @@ def has_halves(algorithm: Algorithm) -> bool:
 
 
 def shares_devices(config: RunConfig) -> bool:
-    """Whether the ranks of a host divide its devices among them: `--device cuda`, without an index."""
+    """Return whether every rank of a host gets a device of its own, as with `--device cuda`, without an index."""
     return ":" not in config.device and config.device not in ("cpu", "mps")
 
 
@@ -75,7 +78,7 @@ def for_rank(config: RunConfig, group: Group) -> RunConfig:
 
 
 def place_policy(config: RunConfig, agent: Any, version: int) -> Weights | None:
-    """Return weights with a copy of the agent, if it acts in the learner's process on another device; else None."""
+    """Return weights that copy the agent to `sampler.device`, or None if the learner uses the same device."""
     if torch.device(config.sampler_device) == torch.device(split_devices(config)[1]):
         return None
     weights = CopiedWeights(agent, torch.device(config.sampler_device), version)

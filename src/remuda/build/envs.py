@@ -64,7 +64,7 @@ def make_some_envs(
 
 
 def check_envs(config: RunConfig, spec: EnvSpec) -> bool:
-    """Return whether the envs will be native; raise ConfigError for options that this env does not allow."""
+    """Return whether the envs will be native; raise ConfigError for options that this env does not support."""
     options = config.envs
     resolve_stats(options.stats)
     backend = python_only(config, None) if config.sampler.wait_reset else options.backend
@@ -96,7 +96,8 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
 def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
     """Return after how many rounds all episodes are ended (checkpoint.cut_episodes), or 0 if they are never ended.
 
-    `no_state` is the result of `why_no_state`. If it is None, no cuts are needed.
+    `no_state` is the result of `why_no_state`. If `no_state` is None, a checkpoint can save the state of the envs, so
+    episodes need not be ended.
     """
     if no_state is None or not config.checkpoint.cut_episodes:
         return 0
@@ -110,10 +111,11 @@ def training_seeds(config: RunConfig) -> list[int] | None:
 
 
 def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str:
-    """Return "python", the only backend for evaluations, whose envs have `seeds`, and for sampler.wait_reset.
+    """Return "python", which is the only backend that supports evaluation and `sampler.wait_reset`.
 
-    Native envs cannot play given seeds, and cannot wait after the end of an episode. For training, where `seeds` is
-    None, raise ConfigError if envs.backend is native. Evaluations ignore envs.backend.
+    Native envs cannot play the given `seeds` of an evaluation, and cannot wait after the end of an episode. For
+    training, `seeds` is None, and ConfigError is raised if `envs.backend` names a native backend. Evaluations ignore
+    `envs.backend`.
     """
     if seeds is None and config.envs.backend not in ("auto", "python"):
         raise ConfigError(
@@ -123,9 +125,9 @@ def python_only(config: RunConfig, seeds: Sequence[Sequence[int]] | None) -> str
 
 
 def num_workers(config: RunConfig) -> int:
-    """Return the number of env workers: sampler.workers or, if that is 0, one per usable core.
+    """Return the number of env workers: `sampler.workers` or, if this is 0, a default based on the usable cores.
 
-    There are never more workers than envs in a slot.
+    Raise ConfigError if `sampler.workers` exceeds the number of envs in a slot.
     """
     asked, per_slot = config.sampler.workers, config.sampler.envs // config.sampler.slots
     if asked > per_slot:
@@ -139,11 +141,12 @@ def num_workers(config: RunConfig) -> int:
 
 
 def num_async_workers(config: RunConfig, asked: int) -> int:
-    """Return the number of workers of an asynchronous scheme: `asked` (sampler.workers), or a default if that is 0.
+    """Return the number of workers of an asynchronous scheme, which is `asked` or, if `asked` is 0, a default.
 
     A number is valid if all workers then have equally many envs, and if the sequences of one round are the rollouts
-    of a whole number of workers. Raise ConfigError if `asked` is not valid. The default is the largest valid number
-    that does not exceed the number of usable cores; if there is none, it is the smallest valid number.
+    of a whole number of workers. `asked` is the option `sampler.workers`; raise ConfigError if it is not valid. The
+    default is the largest valid number that does not exceed the number of usable cores. If there is none, the default
+    is the smallest valid number.
     """
     envs = config.sampler.envs
     columns = config.algo_options.columns_per_round(envs)

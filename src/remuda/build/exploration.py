@@ -18,7 +18,7 @@ HARDLY = 1e-9  # a probability above 0, but so small that no random action occur
 def make_exploration(config: RunConfig) -> Exploration:
     """Return the `Exploration` of all envs of a run, as a function of the row number.
 
-    Schedules need the progress of the run, which is estimated from the row number as if there were no reset rows.
+    Schedules need the progress of the run. It is estimated from the row number as if there were no reset rows.
     """
     options, envs = config.algo_options, config.sampler.envs
     random_rows = -(-options.random_steps // envs)

@@ -18,11 +18,10 @@ def find_fast_policy(options: AgentOptions, agent: Agent) -> FastPolicy | None:
 
 
 def find_fast_path(options: AgentOptions, algorithm: Algorithm, side_by_side: bool = False) -> FastPath | None:
-    """Return hand-written gradients for the algorithm, or None if it has none.
+    """Return hand-written gradients for the algorithm, or None if there are none or the options do not allow them.
 
-    With `side_by_side`, those of actor and critics are computed at the same time.
-
-    Also return None if `agent.fast_path` is off, or if the nets are compiled or compute in bfloat16.
+    The options do not allow them if `agent.fast_path` is off, or if nets are compiled or compute in bfloat16. With
+    `side_by_side`, the gradients of actor and critics are computed at the same time.
     """
     is_wanted = options.fast_path and not options.compile and options.precision == "fp32"
     if not is_wanted or find_spec("remuda.fast") is None:

@@ -18,15 +18,18 @@ def find_net(
 ) -> NetFactory:
     """Return the factory of the run's net, which computes with the precision that the options ask for.
 
-    The net is `given`, or the one that `reference` describes, a result of `describe_net`, or else the one that
-    `options.net` names.
+    The factory is `given`, if this is not None. Otherwise, `reference` describes the factory (see `describe_net`). If
+    both are None, the option `agent.net` names the factory.
     """
     made = given or find_plain_net(options, reference)
     return made if options.precision == "fp32" else lambda shape: Bfloat16(made(shape))
 
 
 def find_plain_net(options: AgentOptions, reference: Mapping[str, str] | None) -> NetFactory:
-    """Return the factory of the net as it was given or named, without regard to `options.precision`."""
+    """Return the factory that `reference` describes or, without a reference, that `options.net` names.
+
+    The option `precision` is ignored.
+    """
     if reference is not None:
         found: NetFactory = find(reference)
         return found
@@ -43,7 +46,7 @@ def find_plain_net(options: AgentOptions, reference: Mapping[str, str] | None) -
 
 
 def describe_net(config: RunConfig, net: NetFactory | None) -> dict[str, str] | None:
-    """Return a description by which other processes find a net passed as an object; None if the options name it."""
+    """Return a description by which other processes find `net`, or None if the option `agent.net` names the net."""
     if not config.agent.net.startswith("<"):
         return None
     remedy = "--scheme parallel" if config.is_asynchronous else "sampler.inference=central"

@@ -43,7 +43,8 @@ def make_recipe(
 ) -> Recipe:
     """Return the recipe of a run; raise ConfigError before any process is started if the run cannot be built.
 
-    If the run is divided into parts, `group` tells which parts belong to this process; None means all of them.
+    If the run is divided into parts, `group` determines which parts belong to this process. If it is None, all parts
+    belong to this process.
     """
     if group is None and config.num_parts > 1:
         group = LocalGroup(config.num_parts)
@@ -81,7 +82,7 @@ def make_recipe(
             algorithm.agent.compile_nets()
         actor_device, device = split_devices(config)
         if device != "cpu" and isinstance(algorithm.agent, FastAgent):
-            algorithm.agent.fast_policy = None  # it computes with the CPU's memory
+            algorithm.agent.fast_policy = None  # a fast policy needs parameters in the CPU's memory
         together = actor_device is None or actor_device == device == "cpu"
         fast = find_fast_path(config.agent, algorithm, actor_device is not None) if together else None
         make = Learner if group is None else partial(PartedLearner, group)
@@ -174,6 +175,7 @@ def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     is_split = config.is_asynchronous and config.device == "cpu" and is_separable
     if not is_split or config.algo_options.uses_replay:
         return 1, threads
-    # A batch has at most as many parts as columns. If there are more threads, torch uses several for each part.
+    # A batch cannot have more parts than columns. If there are more threads than parts, torch uses several of them
+    # for each part.
     parts = min(threads, config.algo_options.columns_per_round(config.sampler.envs))
     return parts, max(1, threads // max(1, parts))

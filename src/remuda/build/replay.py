@@ -16,16 +16,17 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-# In this many first rows of each env, the ring checks that observations are stacks of frames.
+# The number of rows at the start of each env in which the ring checks that observations are stacks of frames.
 CHECKED_ROWS = 100
-SPARE = 0.9  # fraction of the free memory that a replay may take
+SPARE = 0.9  # largest fraction of the free memory that a replay may take
 
 
 def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> DivisibleReplay:
     """Return the replay of a run.
 
-    `state` is the agent's state of one env, None for stateless agents. `first_round` is the number of rounds done
-    before. If other processes write the rows, `writers` is the number of env groups; otherwise it is 0.
+    `state` is the agent's state in one env, or None if the agent has no state. `first_round` is the number of rounds
+    that the run has completed. If other processes write the rows, `writers` is the number of env groups. Otherwise,
+    `writers` is 0.
     """
     if config.algo_options.uses_replay:
         return make_ring_replay(config, info, state, writers)
@@ -89,13 +90,13 @@ def ratio(config: RunConfig) -> float | None:
 def make_ring(
     config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
 ) -> Ring:
-    """Return the ring of a replay. It is in new memory or, with `fds`, in memory that another process allocated."""
+    """Return the ring of a replay, in new memory or, if `fds` is given, in memory that another process allocated."""
     if not fds:
         refuse_too_large(config, info, state)
     envs, frames = config.sampler.envs, num_frames(config, info.observation)
-    rows = -(-config.replay.capacity // envs) + 1  # one more, for the observation after the newest row
+    rows = -(-config.replay.capacity // envs) + 1  # one extra row, for the observation after the newest row
     example = example_row(info)
-    # The ring has TD errors of single rows. The TD error of a sequence is stored with its recurrent state.
+    # The ring stores TD errors only for single rows. The TD error of a sequence is stored with its recurrent state.
     td_errors = has_td_error(config) and not config.replay.sequence
     if frames > 1:
         ring: Ring = FrameRing(example, rows, envs, frames, groups, fds, td_errors, CHECKED_ROWS)
@@ -125,7 +126,7 @@ def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
 
 
 def example_row(info: EnvInfo) -> Row:
-    """Return a row of zeros for one env in the form in which samplers store rows; Box actions are flat."""
+    """Return a row of zeros for one env, in the form in which samplers store rows: Box actions are flattened."""
     action = info.action
     is_box = action.kind == "box"
     return Row(
@@ -162,7 +163,8 @@ def num_frames(config: RunConfig, observation: Space) -> int:
 def refuse_too_large(config: RunConfig, info: EnvInfo, state: Any) -> None:
     """Raise ConfigError for a replay that exceeds the free memory.
 
-    The allocation itself would succeed, because the system provides a page of shared memory only when it is written.
+    The allocation itself would succeed, because the system provides a page of shared memory only when a process
+    writes to it.
     """
     if not config.algo_options.uses_replay:
         return

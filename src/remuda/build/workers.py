@@ -40,7 +40,7 @@ def make_worker_sampler(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> WorkerSampler:
-    """Return a sampler for a synchronous scheme. Its workers run the policy, each for its share of the envs."""
+    """Return a sampler for a synchronous scheme, in which each worker runs the policy for some of the envs."""
     if config.envs.backend not in ("auto", "python"):
         raise ConfigError(
             f"envs.backend={config.envs.backend} with sampler.inference=workers: they step single envs, use python."
@@ -74,7 +74,7 @@ def make_rollout_queue(
 ) -> RolloutQueue:
     """Return the queue of rollouts, which asynchronous workers or one inference process fill.
 
-    Workers have equal shares of the envs, and the learner takes a fixed number of their rollouts in each round.
+    All workers have the same number of envs. The learner takes a fixed number of rollouts in each round.
     """
     options, envs = config.algo_options, config.sampler.envs
     per_round = max(1, options.columns_per_round(envs) * workers // envs)
@@ -106,9 +106,9 @@ def make_replay_writers(
     should_stop: Callable[[], bool],
     net: NetFactory | None = None,
 ) -> ReplayWriterPool:
-    """Return the workers, or the inference process, that write the rows of their envs straight to the replay.
+    """Return the workers, or the inference process, that write the rows of their envs directly to the replay.
 
-    Workers have equal shares of the envs. The replay stores each share as one group.
+    All workers have the same number of envs. The replay stores the envs of each worker as one group.
     """
     return ReplayWriterPool(
         __name__,
@@ -136,7 +136,7 @@ class SamplerWorker:
     def make_parts(
         self, blueprint: Blueprint, heartbeat: Callable[[], bool], notify: Callable[[Notice], None]
     ) -> tuple[Any, Agent, Exploration]:
-        """Build envs and agent from a blueprint, and return them with the exploration of these envs."""
+        """Build the envs and the agent of a blueprint; return the envs, the agent and the envs' exploration."""
         self.built, self.heartbeat = build(blueprint, "sampler", heartbeat, notify), heartbeat
         config = self.built.config
         torch.set_num_threads(config.sampler.threads)
@@ -165,8 +165,8 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    # A replay of single rows stores no states, not even those that agents without memory need for
-    # Ornstein-Uhlenbeck noise.
+    # A replay of single rows does not store the agent's states. An agent without a recurrent core may still have a
+    # state, for Ornstein-Uhlenbeck noise.
     if replay.sequence:
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:
@@ -180,7 +180,7 @@ def make_ring_writer(
 class RingWriter:
     """Appends the rollouts of one worker's env groups to a ring.
 
-    If `states` is not None, the recurrent state before each rollout is stored there.
+    If `states` is not None, it stores the recurrent state before each rollout.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class RingWriter:
         prepare: Callable[[Rollout], Batch],
         priorities: Sequence[TransitionPriority | SequencePriority] = (),
     ) -> None:
-        """Create a writer for these groups.
+        """Create a writer for `groups`, which are indices among all env groups of the run.
 
         `priorities` holds one object per group, which computes the initial priorities of the group's rows. If the
         learner assigns initial priorities, `priorities` is empty.
@@ -208,7 +208,7 @@ class RingWriter:
         return int(self.ring.counters.written[self.groups].sum())
 
     def write(self, rollout: Rollout, group: int = 0) -> None:
-        """Append a rollout to the ring. `group` is an index into the groups of this writer."""
+        """Append a rollout to the ring. `group` is the rollout's group, as an index into `self.groups`."""
         batch, of_all = self.prepare(rollout), self.groups[group]
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
         if self.states is not None:

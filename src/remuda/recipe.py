@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from remuda.core import Agent, Episode, Replay, SharedReplay, Weights
 from remuda.data.rollout import Rollout
@@ -105,7 +105,7 @@ class Updates(Protocol):
 class Evaluator(Protocol):
     """A process that evaluates the newest weights while training goes on."""
 
-    def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
+    def poll(self, version: int, steps: int) -> list[dict[str, object]]:
         """Record that `version` was published after `steps` env steps; return the new evaluations, if any."""
 
     def close(self) -> None: ...
@@ -153,7 +153,7 @@ class Recipe:
     updates: Updates | None = None  # None: a learner applies its gradients at once
     # For a run that is divided among processes: returns the recipe of the parts that belong to this process.
     divide: Callable[[Group], Recipe] = refuse_division
-    describe: Callable[[], Mapping[str, Any]] = dict  # returns a blueprint (build/blueprint.py) for other ranks
+    describe: Callable[[], Mapping[str, object]] = dict  # returns a blueprint (build/blueprint.py) for other ranks
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Round:
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # True if all envs start new episodes after this round (`Recipe.cut_every`)
     cut_follows: bool = False  # True if only a later round is cut: a resume from this one is not exact
-    evaluations: list[dict[str, Any]] = field(default_factory=list)  # new results of the Evaluator
+    evaluations: list[dict[str, object]] = field(default_factory=list)  # new results of the Evaluator
 
 
 class Log(Protocol):

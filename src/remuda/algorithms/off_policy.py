@@ -9,20 +9,20 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from remuda.core import Clock
-from remuda.data import Batch, Rollout, map_tree, resets
+from remuda.core import Clock, TensorTree
+from remuda.data import Batch, Rollout, Tree, map_tree, resets
 from remuda.randomness import Purpose, keyed_generator
 
 # A function that takes observations, state and reset flags. It returns the outputs for each row, and the state after
 # the last row.
-Unroll = Callable[[Any, Any, Tensor | None], tuple[Tensor, Any]]
+Unroll = Callable[[TensorTree, Tree, Tensor | None], tuple[Tensor, Tree]]
 Module = TypeVar("Module", bound=nn.Module)
 
 
 class Rows(NamedTuple):
     """The rows [N] from which a loss is computed."""
 
-    action: Any
+    action: Tree
     reward: Tensor  # discounted sum of the n-step return's rewards
     discount: Tensor  # factor by which the n-step return multiplies the value from which it bootstraps
     weight: Tensor | float  # importance weight of a prioritized draw, before it is raised to the power beta
@@ -130,13 +130,13 @@ class OffPolicy(nn.Module):
         """Return the number of rows that `rows` selects."""
         return int((batch.steps.mask if batch.state is None else self.real(batch)).sum())
 
-    def now(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
+    def now(self, batch: Batch, unroll: Unroll, state: Tree = None) -> Tensor:
         """Return the outputs of `unroll` for the rows that `rows` selects."""
         if batch.state is None:
             return unroll(batch.steps.obs, None, None)[0]
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
 
-    def after(self, batch: Batch, unroll: Unroll, state: Any = None) -> Tensor:
+    def after(self, batch: Batch, unroll: Unroll, state: Tree = None) -> Tensor:
         """Return the outputs of `unroll` for the observations n steps after the rows that `rows` selects.
 
         The n-step returns of the selected rows bootstrap from these outputs.
@@ -145,7 +145,7 @@ class OffPolicy(nn.Module):
             return unroll(batch.next_obs, None, None)[0]
         return self._later(batch, self._sequence(batch, unroll, state))
 
-    def now_and_after(self, batch: Batch, unroll: Unroll, state: Any = None) -> tuple[Tensor, Tensor]:
+    def now_and_after(self, batch: Batch, unroll: Unroll, state: Tree = None) -> tuple[Tensor, Tensor]:
         """Return the results of `now` and `after`. Only `now` has a gradient. Unroll sequences only once for both."""
         if batch.state is None:
             with torch.no_grad():
@@ -169,7 +169,7 @@ class OffPolicy(nn.Module):
         mean = sizes.sum(0) / real.sum(0).clamp(min=1)
         return self.eta * sizes.amax(0) + (1 - self.eta) * mean
 
-    def _sequence(self, batch: Batch, unroll: Unroll, state: Any) -> Tensor:
+    def _sequence(self, batch: Batch, unroll: Unroll, state: Tree) -> Tensor:
         """Return the outputs of `unroll` for the rows after the burn-in rows.
 
         The burn-in rows are unrolled without gradient, only to update the recurrent state.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from remuda.build.envs import make_some_envs
 from remuda.build.exploration import make_exploration
 from remuda.build.replay import make_replay
 from remuda.config.run_config import RunConfig
 from remuda.core import Agent, DivisibleReplay, Replay, Weights
+from remuda.data import Tree
 from remuda.envs import EnvInfo, EnvSpec
 from remuda.parts.group import Group
 from remuda.parts.replay import PartedReplay
@@ -67,7 +67,7 @@ def make_parted_sampler(
     return PartedSampler(samplers, num_envs, group)
 
 
-def make_parted_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, group: Group) -> Replay:
+def make_parted_replay(config: RunConfig, info: EnvInfo, state: Tree, first_round: int, group: Group) -> Replay:
     """Return one replay for all parts of this process. The other arguments are those of `make_replay`."""
     share, replays = share_of(config), list[DivisibleReplay]()
     try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from remuda.config.run_config import RunConfig
 from remuda.core import DivisibleReplay, Space
-from remuda.data import leaves
+from remuda.data import Tree, leaves
 from remuda.envs import EnvInfo, is_atari
 from remuda.errors import ConfigError
 from remuda.machine import free_memory
@@ -21,7 +21,7 @@ CHECKED_ROWS = 100
 SPARE = 0.9  # largest fraction of the free memory that a replay may take
 
 
-def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, writers: int = 0) -> DivisibleReplay:
+def make_replay(config: RunConfig, info: EnvInfo, state: Tree, first_round: int, writers: int = 0) -> DivisibleReplay:
     """Return the replay of a run.
 
     `state` is the agent's state in one env, or None if the agent has no state. `first_round` is the number of rounds
@@ -34,7 +34,9 @@ def make_replay(config: RunConfig, info: EnvInfo, state: Any, first_round: int, 
     return RolloutBuffer(epochs, size, config.seed, first_round, whole=config.algo_options.data == "sequences")
 
 
-def make_ring_replay(config: RunConfig, info: EnvInfo, state: Any, writers: int) -> SequenceReplay | TransitionReplay:
+def make_ring_replay(
+    config: RunConfig, info: EnvInfo, state: Tree, writers: int
+) -> SequenceReplay | TransitionReplay:
     """Return a replay of sequences or of single transitions. The arguments are those of `make_replay`."""
     options, replay = config.replay_algo_options, config.replay
     settings: dict[str, Any] = {
@@ -88,7 +90,7 @@ def ratio(config: RunConfig) -> float | None:
 
 
 def make_ring(
-    config: RunConfig, info: EnvInfo, state: Any, groups: int = 1, fds: Sequence[int] | None = None
+    config: RunConfig, info: EnvInfo, state: Tree, groups: int = 1, fds: Sequence[int] | None = None
 ) -> Ring:
     """Return the ring of a replay, in new memory or, if `fds` is given, in memory that another process allocated."""
     if not fds:
@@ -112,7 +114,7 @@ def has_td_error(config: RunConfig) -> bool:
     return config.replay.initial_priority == "error"
 
 
-def bytes_per_step(config: RunConfig, info: EnvInfo, state: Any) -> int:
+def bytes_per_step(config: RunConfig, info: EnvInfo, state: Tree) -> int:
     """Return the number of bytes that one step of one env takes in the replay."""
     example, frames = example_row(info), num_frames(config, info.observation)
     per_step: int = sum(array.nbytes for _, array in leaves(example))
@@ -160,7 +162,7 @@ def num_frames(config: RunConfig, observation: Space) -> int:
     return asked
 
 
-def refuse_too_large(config: RunConfig, info: EnvInfo, state: Any) -> None:
+def refuse_too_large(config: RunConfig, info: EnvInfo, state: Tree) -> None:
     """Raise ConfigError for a replay that exceeds the free memory.
 
     The allocation itself would succeed, because the system provides a page of shared memory only when a process

@@ -67,7 +67,7 @@ def run(command: str, argv: Sequence[str]) -> int:
     return 1 if problems else 0
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "unknown", True: "yes", False: "no"}[value]
     return number(value) if isinstance(value, float) else str(value)

@@ -97,7 +97,7 @@ def complete_with(action: argparse.Action, values: Iterable[str] | Callable[[], 
     would refuse other values before the package can explain why they are wrong.
     """
 
-    def completer(**_: Any) -> list[str]:
+    def completer(**_: object) -> list[str]:
         return list(values() if callable(values) else values)
 
     action.completer = completer  # type: ignore[attr-defined]  # the attribute that argcomplete reads
@@ -131,7 +131,7 @@ def add_group(
         complete_with(action, ("true", "false") if is_bool else choices)
 
 
-def _placeholder(item: Field[Any], kind: str) -> str:
+def _placeholder(item: Field[object], kind: str) -> str:
     if "choices" in item.metadata:
         listed = "|".join(item.metadata["choices"])
         return listed if len(listed) <= LONGEST_PLACEHOLDER else "NAME"
@@ -140,15 +140,15 @@ def _placeholder(item: Field[Any], kind: str) -> str:
     return PLACEHOLDERS.get(kind, "TEXT")
 
 
-def _shown(default: Any) -> str:
+def _shown(default: object) -> str:
     if isinstance(default, tuple):
         return ",".join(map(str, default))
     return str(default).lower() if default is None or isinstance(default, bool) else str(default)
 
 
-def given(found: argparse.Namespace, groups: Iterable[str]) -> dict[str, dict[str, Any]]:
+def given(found: argparse.Namespace, groups: Iterable[str]) -> dict[str, dict[str, object]]:
     """Return the options that the user set, as {group: {option: value}}."""
-    out: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    out: dict[str, dict[str, object]] = {group: {} for group in groups}
     for name, value in vars(found).items():
         group, dot, option = name.partition(".")
         if dot and value is not None:

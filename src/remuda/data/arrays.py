@@ -20,7 +20,7 @@ If the fields are known in advance, define a class, so that fields can have comm
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -52,7 +52,7 @@ class ArrayTuple(tuple[Any, ...]):
         for index, name in enumerate(cls._fields):
             setattr(cls, name, _getter(index))
 
-    def __new__(cls, *values: Any, **named: Any) -> Self:
+    def __new__(cls, *values: object, **named: object) -> Self:
         if named:
             try:
                 values += tuple(named.pop(name) for name in cls._fields[len(values) :])
@@ -78,7 +78,7 @@ class ArrayTuple(tuple[Any, ...]):
                 raise _at(name, error) from error
         return tuple.__new__(type(self), out)
 
-    def __setitem__(self, where: Any, value: Any) -> None:
+    def __setitem__(self, where: Any, value: object) -> None:
         """Assign `value` to the index `where` of every field.
 
         If `value` is a tuple or list, its entries are assigned to the fields in order; any other value is assigned to
@@ -91,7 +91,7 @@ class ArrayTuple(tuple[Any, ...]):
             )
         if isinstance(value, (tuple, list)) and len(value) != len(self):
             raise ValueError(f"{type(self).__name__} has {len(self)} fields, got {len(value)} values")
-        values: Sequence[Any] = value if isinstance(value, (tuple, list)) else (value,) * len(self)
+        values: Sequence[object] = value if isinstance(value, (tuple, list)) else (value,) * len(self)
         for name, array, new in zip(self._fields, self, values, strict=True):
             if array is None or new is None:
                 continue
@@ -112,7 +112,7 @@ class ArrayTuple(tuple[Any, ...]):
     def items(self) -> Iterator[tuple[str, Any]]:
         return zip(self._fields, self, strict=True)
 
-    def replace(self, **named: Any) -> Self:
+    def replace(self, **named: object) -> Self:
         unknown = named.keys() - set(self._fields)
         if unknown:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}")
@@ -121,7 +121,7 @@ class ArrayTuple(tuple[Any, ...]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.items())})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[..., ArrayTuple], tuple[object, ...]]:
         # A type made by namedarraytuple() is unpickled from its name and fields, so that it need not be importable.
         if type(self).__dict__.get("_is_made"):
             return _rebuild, (type(self).__name__, self._fields, tuple(self))
@@ -150,7 +150,7 @@ def namedarraytuple(typename: str, fields: str | Sequence[str]) -> type[ArrayTup
     return _make(typename, tuple(fields.split() if isinstance(fields, str) else fields))
 
 
-def _rebuild(typename: str, fields: tuple[str, ...], values: tuple[Any, ...]) -> ArrayTuple:
+def _rebuild(typename: str, fields: tuple[str, ...], values: tuple[object, ...]) -> ArrayTuple:
     return _make(typename, fields)(*values)
 
 

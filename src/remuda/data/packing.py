@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from remuda.data.arrays import NumpyArray
+
 MAX_DEPTH = 32
 KINDS = "biufcSU"  # kinds of numpy dtypes: numbers, bools and strings
 
@@ -25,7 +27,7 @@ class Unpackable(ValueError):
     """A value that cannot be packed, or bytes that `pack` did not write."""
 
 
-def pack(value: Any) -> bytes:
+def pack(value: object) -> bytes:
     return msgspec.msgpack.encode(_node(value, 0))
 
 
@@ -89,7 +91,7 @@ def _value(node: Any, depth: int) -> Any:
     raise ValueError(f"{kind!r} is not a kind of value")
 
 
-def _array(name: str, shape: list[int], data: bytes) -> np.ndarray[Any, Any]:
+def _array(name: str, shape: list[int], data: bytes) -> NumpyArray:
     dtype = np.dtype(name)
     if dtype.kind not in KINDS or len(data) != dtype.itemsize * math.prod(shape):
         raise ValueError(f"an array of {name} {shape} is not {len(data)} bytes")

@@ -52,7 +52,7 @@ class Space:
         for name, entry in self.entries.items():
             yield from entry.leaves(f"{path}.{name}" if path else name)
 
-    def tree(self, make: Callable[[str, Space], Any], path: str = "") -> ArrayTree:
+    def tree(self, make: Callable[[str, Space], object], path: str = "") -> ArrayTree:
         """Return a named array tuple of `make(path, leaf)` for all leaves, or one value if this space is a leaf."""
         if self.is_leaf:
             return make(path, self)

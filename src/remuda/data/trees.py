@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from remuda.data.arrays import ArrayTuple
 
@@ -102,10 +103,12 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return map_tree(lambda *values: np.stack(values), trees[0], *trees[1:])
 
 
-def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[..., Any] = np.zeros) -> Tree:
+def buffer_like(
+    example: Tree, leading: tuple[int, ...], allocate: Callable[[tuple[int, ...], np.dtype[Any]], object] = np.zeros
+) -> Tree:
     """Return a tree like `example`. Its leaves are `allocate(leading + leaf.shape, leaf.dtype)`, by default zeros."""
 
-    def make(leaf: Any) -> Any:
+    def make(leaf: ArrayLike) -> object:
         array = np.asarray(leaf)
         return allocate(leading + array.shape, array.dtype)
 

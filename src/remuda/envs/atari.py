@@ -23,6 +23,7 @@ is added to the reward of the next step, so that scores stay complete.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import gymnasium
@@ -36,7 +37,7 @@ from remuda.errors import EnvSpecError
 FRAMES_PER_SECOND = 60
 NO_OP, FIRE = 0, 1  # codes of the console's actions
 Frames: TypeAlias = NDArray[np.uint8]
-Info: TypeAlias = dict[str, Any]
+Info: TypeAlias = dict[str, object]
 
 
 class AtariEnv(gymnasium.Env):  # type: ignore[misc]
@@ -188,7 +189,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
             "counts": (self._frames, self._lives, self._carried, self._continues, self._is_over),
         }
 
-    def set_state(self, state: Info) -> None:
+    def set_state(self, state: Mapping[str, Any]) -> None:
         set_console(self._ale, state["console"], self.game.sticky)
         self._draws = np.random.RandomState()
         self._draws.set_state(state["draws"])

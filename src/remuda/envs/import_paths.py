@@ -171,14 +171,14 @@ def _load_source(reference: Mapping[str, str]) -> ModuleType:
         ) from error
 
 
-def _walk(root: Any, name: str) -> Any:
+def _walk(root: object, name: str) -> Any:
     """Return the object that a dotted name leads to from `root`, or None if an attribute is missing."""
     for part in name.split("."):
         root = getattr(root, part, None)
     return root
 
 
-def as_json(values: Mapping[str, Any], owner: str) -> dict[str, Any]:
+def as_json(values: Mapping[str, object], owner: str) -> dict[str, object]:
     """Return these keyword arguments as a dict; raise EnvSpecError if JSON would change one of them."""
     for key, value in values.items():
         try:

@@ -6,14 +6,14 @@ remuda train ppo --env Remuda/Recall-v0                            # guesses, an
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
 Observation: TypeAlias = NDArray[np.float32]
-Info: TypeAlias = dict[str, Any]
+Info: TypeAlias = dict[str, object]
 
 
 class Recall(gymnasium.Env):  # type: ignore[misc]

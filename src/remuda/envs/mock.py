@@ -69,8 +69,8 @@ class MockEnv(gymnasium.Env):  # type: ignore[misc]
 
     def __init__(
         self,
-        observation: Mapping[str, Any] | None = None,
-        action: Mapping[str, Any] | None = None,
+        observation: Mapping[str, object] | None = None,
+        action: Mapping[str, object] | None = None,
         seconds: float = 0.0,
         wait: Literal["busy", "sleep"] = "busy",
         length: int = 100,

@@ -69,7 +69,7 @@ class PooledEnvs:
         per_slot, self._is_alone = envs_per_slot(num_envs, slots), alone
         check_seeds(seeds, levels, info, num_envs)
         stats_class = resolve_stats(stats)
-        order = {
+        order: dict[str, object] = {
             "spec": spec.to_json(),
             "stats": None if stats_class is EpisodeStats else describe(stats_class),
             "gamma": gamma,
@@ -352,7 +352,7 @@ class PooledEnvs:
         """Return pid, imports and memory of every worker."""
         return [answer["inspected"] for answer in self._order_all({"do": "inspect"}, "inspected", self._step_timeout)]
 
-    def _order_all(self, order: Mapping[str, Any], key: str, seconds: float) -> list[dict[str, Any]]:
+    def _order_all(self, order: Mapping[str, object], key: str, seconds: float) -> list[dict[str, Any]]:
         return self._worker_pool.ask([order] * len(self._worker_pool.workers), key, seconds, self._replace)
 
     def get_state(self) -> EnvsState:

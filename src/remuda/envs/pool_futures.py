@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from remuda.core import Actions, Array, ArrayTree, Episode, derive_seed
 from remuda.envs.import_paths import OR_SERIAL
@@ -74,7 +74,7 @@ class EnvPool:
         batch_size: int,
         num_batches: int = 1,
         *,
-        kwargs: Mapping[str, Any] | None = None,  # keyword arguments of the env
+        kwargs: Mapping[str, object] | None = None,  # keyword arguments of the env
         info: Sequence[str] = (),  # names of numbers in the env's info to return as `BatchStep.info`
         seed: int = 0,
         step_timeout: float = 60.0,  # seconds after which a process that has not answered is replaced

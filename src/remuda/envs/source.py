@@ -25,7 +25,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def is_defined_in_main(value: Any) -> bool:
 # --- definitions ----------------------------------------------------------------------------------------------
 
 
-def find_definition(name: str, value: Any) -> Definition:
+def find_definition(name: str, value: object) -> Definition:
     """Return the `Definition` of `value`, the function or class to which `name` is bound, or raise NoSource."""
     qualified = getattr(value, "__qualname__", "")
     if qualified != name:
@@ -108,7 +108,7 @@ def find_definition(name: str, value: Any) -> Definition:
     return Definition(file, first, text, *names_in(node, is_postponed), tuple(dotted_names(node)), is_postponed)
 
 
-def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
+def places_of(value: object) -> Iterator[tuple[str, int | None]]:
     """Yield (file, line) where a function or class may be defined, the likeliest first; line is None if unknown."""
     for function in functions_of(value):
         yield function.__code__.co_filename, function.__code__.co_firstlineno
@@ -120,7 +120,7 @@ def places_of(value: Any) -> Iterator[tuple[str, int | None]]:
                 yield file, None
 
 
-def functions_of(value: Any) -> Iterator[Any]:
+def functions_of(value: Any) -> Iterator[FunctionType]:
     """Yield the function `value`, or the functions in the body of the class `value`, with decorators unwrapped."""
     if not isinstance(value, type):
         yield inspect.unwrap(value)

@@ -124,7 +124,7 @@ def _refusal(space: gymnasium.Space, label: str, which: str, path: str) -> EnvSp
     )
 
 
-def space_to_wire(space: Space) -> dict[str, Any]:
+def space_to_wire(space: Space) -> dict[str, object]:
     """Return a space as plain values that msgpack can encode."""
     arrays = {name: getattr(space, name) for name in ARRAYS}
     return {

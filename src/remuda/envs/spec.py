@@ -28,7 +28,7 @@ from remuda.envs.import_paths import as_json, describe, find, load_module, missi
 from remuda.errors import EnvSpecError, nearest
 
 Kwargs: TypeAlias = Mapping[str, Any]
-Factory: TypeAlias = Callable[..., Any]
+Factory: TypeAlias = Callable[..., object]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class EnvSpec:
                 "change envs.kwargs or fix the env."
             ) from error
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return a JSON-compatible dict from which `from_json` makes the same spec in another process."""
         if self.make is None:
             return {
@@ -199,7 +199,7 @@ def _with_atari(spec: EnvSpec, options: AtariOptions | None) -> EnvSpec:
     return replace(spec, atari=None)
 
 
-def _find(env: str | Factory | EnvSpec, kwargs: dict[str, Any]) -> EnvSpec:
+def _find(env: str | Factory | EnvSpec, kwargs: dict[str, object]) -> EnvSpec:
     if isinstance(env, EnvSpec):
         return replace(env, kwargs={**env.kwargs, **kwargs})
     if callable(env):
@@ -243,7 +243,7 @@ def _require_registered(given: str, name: str) -> None:
         ) from None
 
 
-def _registration(name: str) -> dict[str, Any] | None:
+def _registration(name: str) -> dict[str, object] | None:
     """Return the arguments of `gymnasium.register` for a user's id, or None if workers can register it themselves."""
     known = gymnasium.registry.get(name)
     if known is None or str(known.entry_point or known.vector_entry_point).startswith("gymnasium."):

@@ -163,7 +163,7 @@ class Learner:
             self._threads.close()
             self._threads = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {
             "algorithm": self.algorithm.state_dict(),
             "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},

@@ -22,7 +22,7 @@ import secrets
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from remuda.errors import CheckpointError, ConfigError
 from remuda.logs.files import append_atomic, finite, plain, to_json, write_atomic
@@ -156,7 +156,7 @@ class TensorBoard:
             self._file.close()
             self._file = None
 
-    def _add(self, **fields: Any) -> None:
+    def _add(self, **fields: object) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         if self._file is None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remuda.errors import ConfigError, nearest
-from remuda.registry.algorithms import AlgorithmEntry, entry_for_class
+from remuda.registry.algorithms import AlgorithmEntry, Presets, entry_for_class
 from remuda.registry.entries import EnvBackendEntry, Registry, SchemeEntry
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def register_algorithm(
     algorithm: type[Any] | str,
     *,
     options: type[AlgoOptions] | None = None,
-    presets: Mapping[str, Any] | str | None = None,
+    presets: Presets | str | None = None,
     builder: str | None = None,
     description: str | None = None,
 ) -> AlgorithmEntry:
@@ -99,7 +99,7 @@ def all_algorithms() -> list[AlgorithmEntry]:
     return _algorithms.all()
 
 
-def algorithm_reference(name: str) -> dict[str, Any] | None:
+def algorithm_reference(name: str) -> dict[str, object] | None:
     """Describe an algorithm that was registered at run time, as JSON for `register_reference` in another process.
 
     Return None if other processes find the algorithm by its name alone. Raise Unreachable if the algorithm's class or
@@ -131,7 +131,7 @@ def _known_algorithms() -> list[AlgorithmEntry]:
     return _algorithms.loaded()
 
 
-def _algorithm_of(name: str, found: Any) -> AlgorithmEntry:
+def _algorithm_of(name: str, found: object) -> AlgorithmEntry:
     return found if isinstance(found, AlgorithmEntry) else entry_for_class(name, found, _known_algorithms())
 
 
@@ -177,7 +177,7 @@ def all_schemes() -> list[SchemeEntry]:
     return _schemes.all(is_sorted=False)
 
 
-def _scheme_of(name: str, found: Any) -> SchemeEntry:
+def _scheme_of(name: str, found: object) -> SchemeEntry:
     if not isinstance(found, SchemeEntry):
         raise ConfigError(f"scheme={name} is not a scheme: make it a remuda.registry.SchemeEntry.")
     return found
@@ -186,7 +186,7 @@ def _scheme_of(name: str, found: Any) -> SchemeEntry:
 # --- env backends ---------------------------------------------------------------------------------------------------
 
 
-def register_env_backend(name: str, backend: Any) -> EnvBackendEntry:
+def register_env_backend(name: str, backend: object) -> EnvBackendEntry:
     """Register a library of native vector envs under `name`, and return its entry.
 
     `backend` is an object or a module with the members of `envs.backends.Backend`, or the import path of either:

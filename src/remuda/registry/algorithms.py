@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from remuda.errors import ConfigError
 from remuda.registry.entries import load
@@ -13,6 +13,9 @@ from remuda.registry.entries import load
 if TYPE_CHECKING:
     from remuda.build.algorithm import Builder
     from remuda.config.algo_base import AlgoOptions
+
+# {pattern of env ids: {group of options: {name: value}}}
+Presets: TypeAlias = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 
 @dataclass(frozen=True)
@@ -22,16 +25,14 @@ class AlgorithmEntry:
     name: str
     algorithm: type[Any] | str  # the class, or its import path
     options: type[AlgoOptions]  # a frozen dataclass, whose fields the command line shows as --algo.NAME
-    preset_table: Mapping[str, Any] | str  # option values by pattern of env ids, or the import path of such a mapping
+    preset_table: Presets | str  # option values by pattern of env ids, or the import path of such a mapping
     builder: str  # import path of the `Builder` that makes the agent and the algorithm from a configuration
     description: str = ""  # one line
 
     @property
-    def presets(self) -> Mapping[str, Any]:
+    def presets(self) -> Presets:
         """Values of options by pattern of env ids (config/presets.py)."""
-        found: Mapping[str, Any] = (
-            load(self.preset_table) if isinstance(self.preset_table, str) else self.preset_table
-        )
+        found: Presets = load(self.preset_table) if isinstance(self.preset_table, str) else self.preset_table
         return found
 
     @property
@@ -65,7 +66,7 @@ class AlgorithmEntry:
         return found
 
 
-def path_of(kind: type[Any]) -> str:
+def path_of(kind: type[object]) -> str:
     """Return the import path of a class."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -75,7 +76,7 @@ def entry_for_class(
     kind: Any,
     known: Iterable[AlgorithmEntry],
     options: type[AlgoOptions] | None = None,
-    presets: Mapping[str, Any] | str | None = None,
+    presets: Presets | str | None = None,
     builder: str | None = None,
     description: str | None = None,
 ) -> AlgorithmEntry:
@@ -107,7 +108,7 @@ def entry_for_class(
     return AlgorithmEntry(name, kind, options, {} if presets is None else presets, builder, text)
 
 
-def check_options(name: str, options: Any) -> None:
+def check_options(name: str, options: object) -> None:
     """Raise ConfigError if the options class of algorithm `name` is not declared as the command line requires."""
     from remuda.config.algo_base import AlgoOptions
 
@@ -124,7 +125,7 @@ def check_options(name: str, options: Any) -> None:
             )
 
 
-def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
+def _base(kind: type[object], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | None:
     """Return the entry of class `kind` or of its nearest base class that has one; None if no class has an entry.
 
     If a class has several entries, the first one in `known` is returned.
@@ -135,6 +136,6 @@ def _base(kind: type[Any], known: Iterable[AlgorithmEntry]) -> AlgorithmEntry | 
     return next((by_path[path] for each in kind.__mro__ if (path := path_of(each)) in by_path), None)
 
 
-def _attribute(kind: type[Any], name: str) -> Any:
+def _attribute(kind: type[object], name: str) -> Any:
     """Return the attribute `name` of a class or its bases, without binding it, or None if no class declares it."""
     return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)

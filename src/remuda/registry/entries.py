@@ -38,7 +38,7 @@ class Registry(Generic[Entry]):
     broken package does not hide the entries of other packages.
     """
 
-    def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, Any], Entry]) -> None:
+    def __init__(self, kind: str, group: str, own: str, convert: Callable[[str, object], Entry]) -> None:
         """Create a registry.
 
         `kind` is the word for an entry in error messages. Other packages add entries through entry points of the

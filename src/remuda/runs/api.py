@@ -139,7 +139,7 @@ class Run:
         steps: int | None = None,
         callbacks: Callback | Sequence[Callback] = (),
         quiet: bool = False,
-        **groups: Mapping[str, Any],
+        **groups: Mapping[str, object],
     ) -> Training:
         """Continue this run round by round, from its newest checkpoint. The arguments are those of `resume`."""
         changed = {} if steps is None else {"steps": steps}
@@ -190,13 +190,13 @@ def train(
     *,
     steps: int | None = None,
     seed: int = 0,
-    scheme: str | Mapping[str, Any] = "serial",
+    scheme: str | Mapping[str, object] = "serial",
     device: str = "cpu",
     out: str | Path | None = None,
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
-    **groups: Mapping[str, Any],
+    **groups: Mapping[str, object],
 ) -> Run:
     """Train an agent and return the run.
 
@@ -226,17 +226,17 @@ def new_setup(
     env: str | EnvFactory,
     steps: int | None,
     seed: int,
-    scheme: str | Mapping[str, Any],
+    scheme: str | Mapping[str, object],
     device: str,
     net: NetFactory | None,
-    groups: dict[str, Any],
+    groups: dict[str, Mapping[str, object]],
 ) -> tuple[Setup, EnvFactory | None]:
     """Return the `Setup` of a new run, and `env` if it is a callable that returns an env, otherwise None."""
     if not isinstance(scheme, str):
         groups["scheme"] = {name: value for name, value in scheme.items() if name != "name"}
         scheme = str(scheme.get("name", "serial"))
     make = None if isinstance(env, str) else env
-    settings: dict[str, Any] = {"algo": algorithm, "seed": seed, "scheme": scheme}
+    settings: dict[str, object] = {"algo": algorithm, "seed": seed, "scheme": scheme}
     # The default device is left out, because it would override `scheme={"device": ...}`, an option of version 0.1.
     settings |= {"device": device} if device != "cpu" else {}
     settings |= {"env": env} if make is None else {}
@@ -254,13 +254,13 @@ def start(
     *,
     steps: int | None = None,
     seed: int = 0,
-    scheme: str | Mapping[str, Any] = "serial",
+    scheme: str | Mapping[str, object] = "serial",
     device: str = "cpu",
     out: str | Path | None = None,
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
-    **groups: Mapping[str, Any],
+    **groups: Mapping[str, object],
 ) -> Training:
     """Start a run whose rounds your own loop calls one by one. The arguments are those of `train`.
 
@@ -281,7 +281,7 @@ def resume(
     net: NetFactory | None = None,
     callbacks: Callback | Sequence[Callback] = (),
     quiet: bool = False,
-    **groups: Mapping[str, Any],
+    **groups: Mapping[str, object],
 ) -> Run:
     """Continue a run from its newest intact checkpoint, and return the run.
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from remuda.agents import PolicyAgent
 from remuda.core import Space
-from remuda.data import NumpyArray, leaves, map_tree, namedarraytuple
+from remuda.data import NumpyArray, Tree, leaves, map_tree, namedarraytuple
 from remuda.envs.previous import action_width, encode_action
 from remuda.errors import ConfigError
 from remuda.sampling.sampler import ToEnv
@@ -30,7 +30,7 @@ from remuda.sampling.sampler import ToEnv
 class PolicyState(NamedTuple):
     """State to pass to `Policy.act` with the next observation of the same episode."""
 
-    memory: Any  # the recurrent state
+    memory: Tree  # the recurrent state
     action: NDArray[np.float32]  # the last action, encoded as the entry `prev_action` of the next observation
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remuda.core import ValueAgent
-from remuda.data import ArrayTuple
+from remuda.core import TensorTree, ValueAgent
+from remuda.data import ArrayTuple, Tree
 from remuda.devices import CPU, to_cpu, to_device
 
 
@@ -25,19 +25,21 @@ class DeviceAgent:
         self._agent, self._device = agent, device
         self.observation, self.noise, self.exploration = agent.observation, agent.noise, agent.exploration
 
-    def initial_state(self, batch: int) -> Any:
+    def initial_state(self, batch: int) -> Tree:
         return to_cpu(self._agent.initial_state(batch))
 
-    def act(self, obs: Any, state: Any, explore: Tensor | None, noise: Tensor) -> tuple[Any, ArrayTuple | None, Any]:
+    def act(
+        self, obs: TensorTree, state: Tree, explore: Tensor | None, noise: Tensor
+    ) -> tuple[TensorTree, ArrayTuple | None, Tree]:
         found = self._agent.act(*to_device((obs, state, explore, noise), self._device))
-        outputs: tuple[Any, ArrayTuple | None, Any] = to_cpu(found)
+        outputs: tuple[TensorTree, ArrayTuple | None, Tree] = to_cpu(found)
         return outputs
 
 
 class DeviceValueAgent(DeviceAgent):
     """A `DeviceAgent` for an agent with a `value` method."""
 
-    def value(self, obs: Any, state: Any) -> Tensor:
+    def value(self, obs: TensorTree, state: Tree) -> Tensor:
         value: Tensor = to_cpu(self._agent.value(*to_device((obs, state), self._device)))
         return value
 

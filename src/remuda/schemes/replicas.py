@@ -159,7 +159,7 @@ class FollowerLog:
             pass
 
 
-def pack_learner(learner: Learner) -> Any:
+def pack_learner(learner: Learner) -> object:
     """Return the state of a learner as plain values and arrays, for the other ranks."""
     return map_tree(lambda leaf: leaf.cpu().numpy() if isinstance(leaf, Tensor) else leaf, learner.state_dict())
 

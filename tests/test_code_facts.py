@@ -71,3 +71,8 @@ def test_names_are_counted_only_in_code(package: Path) -> None:
         "optional members": 1,
     }
     assert found["optional members"] == ["thing.py:16: getattr(value, 'extra', None)"]
+
+
+def test_the_package_uses_any_rarely() -> None:
+    found = code_facts.facts(code_facts.ROOT / "src" / "remuda")["Any"]
+    assert len(found) < 400, "types that tell the truth are preferred: see bench/code_facts.py --list Any"

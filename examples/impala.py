@@ -1,11 +1,11 @@
-"""IMPALA on CartPole in one file, built from Remuda's parts like MonoBeast: copy this file to write your own loop.
+"""IMPALA on CartPole in one file, a loop like MonoBeast's, made of Remuda's parts: copy it to write your own loop.
 
     python examples/impala.py
 
-Each worker acts in its own envs and fills slots of shared memory; the learner takes full slots. Neither waits for the
-other, and V-trace corrects for the age of the rollouts. The command
-`remuda train impala --env CartPole-v1 --scheme async --seed 1 --steps 100_000` does the same. With max_lag=0, workers
-and learner do wait, and both ways give the same parameters, bit for bit (tests/equivalence/test_example_impala.py).
+Each worker acts in its own envs and fills slots of shared memory; the learner takes full slots. Workers and learner
+do not wait for each other, so V-trace corrects for the age of the rollouts. The same training is done by
+`remuda train impala --env CartPole-v1 --scheme async --seed 1 --steps 100_000`. With max_lag=0, workers and learner
+wait. Then file and command give the same parameters, bit for bit (tests/equivalence/test_example_impala.py).
 """
 
 from itertools import pairwise
@@ -42,7 +42,7 @@ def make_parts(blueprint, heartbeat, notify):
         resolve(blueprint["env"]),
         blueprint["last"] - blueprint["first"],
         first_env=blueprint["first"],
-        should_stop=heartbeat,  # called at every step: a heartbeat for the learner
+        should_stop=heartbeat,  # called at every step; tells the learner that the worker is alive
         on_notice=notify,
     )
     return envs, make_agent(envs.observation, envs.action, blueprint["seed"]), Exploration()
@@ -76,10 +76,10 @@ def train(env="CartPole-v1", steps=100_000, seed=1, workers=2, num_envs=8, num_s
         while done < steps:
             rollout = queue.take(learner.version, should_stop=lambda: False)  # [T, B], sampled by an earlier version
             learner.set_progress(done / steps)
-            learner.step(learner.prepare(rollout))  # losses, gradients, update
+            learner.step(learner.prepare(rollout))  # computes losses and gradients, and updates parameters
             learner.finish(rollout)
             weights.publish(learner.version)
-            queue.release(learner.version)  # the rollout's slots may be reused
+            queue.release(learner.version)  # workers may now reuse the slots of the rollout
             done += int(rollout.steps.mask.sum())
             returns = (returns + [episode.values["ep_rew"] for episode in queue.episodes()])[-20:]
             if learner.version % 100 == 0 and returns:

@@ -8,11 +8,11 @@ import torch
 from remuda.algorithms.dqn import DQN, pick
 from remuda.core import Losses
 
-TAU, ALPHA, LOWEST = 0.03, 0.9, -1.0  # temperature of the policy, share of the bonus, and its lower bound
+TAU, ALPHA, LOWEST = 0.03, 0.9, -1.0  # temperature of the policy; factor and lower bound of the bonus
 
 
 class MunchausenDQN(DQN):
-    """Soft values of a policy that is a softmax of the target net's values."""
+    """Learns the soft values of a policy, which is the softmax of the target net's values."""
 
     def losses(self, batch, clock):
         rows = self.rows(batch)

@@ -39,16 +39,16 @@ def main(env: str = "CartPole-v1", steps: int = 50_000, seed: int = 1, num_envs:
     replay = RolloutBuffer(num_epochs=20, batch_size=256, seed=seed)
     weights = LocalWeights()
 
-    envs = make_envs(spec, num_envs, num_workers=0, gamma=0.98)  # num_workers=2: the same result, on two cores
+    envs = make_envs(spec, num_envs, num_workers=0, gamma=0.98)  # num_workers=2 gives the same result on two cores
     sampler = EnvSampler(envs, agent, weights, num_steps, seed)
     done, returns = 0, []
     sampler.reset(seed)
     while done < steps:
         rollout = sampler.collect()  # [T, B]: T rows of B envs
         learner.set_progress(done / steps)
-        replay.add(learner.prepare(rollout))  # advantages
+        replay.add(learner.prepare(rollout))  # computes advantages
         for batch in replay.batches():  # epochs x minibatches
-            learner.step(batch)  # losses, gradients, update
+            learner.step(batch)  # computes losses and gradients, and updates parameters
         learner.finish(rollout)
         weights.publish(learner.version)
         done += int(rollout.steps.mask.sum())

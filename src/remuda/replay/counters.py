@@ -122,7 +122,7 @@ class RowCounters(GroupCounters):
 
     @property
     def stored(self) -> Index:
-        """Number [groups] of intact rows of each env; it is the same for all envs of a group."""
+        """For each group, the number of intact rows of each of its envs, as an array [groups]."""
         found: Index = np.maximum(self.written - np.maximum(self.begun - self.capacity + 1, 0), 0)
         return found
 
@@ -152,7 +152,7 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Return row numbers and envs of the rows at positions `index` in the order of group, row number and env."""
+        """Return row numbers and envs for positions `index` among all stored rows, sorted by group, row and env."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
@@ -225,7 +225,7 @@ class RowCounters(GroupCounters):
                         "check whether they hang, or whether the machine swaps."
                     )
                 time.sleep(POLL_SECONDS)
-            with self._pause_lock:  # not during the wait above, when `takeover` may need the lock
+            with self._pause_lock:  # not held during the wait above, in which `takeover` may need the lock
                 self.fence()
                 yield
         finally:

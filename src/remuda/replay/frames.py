@@ -221,7 +221,7 @@ class FrameRing(Ring):
         return views
 
     def get_tail(self) -> dict[str, object]:
-        """Return the result of `Ring.get_tail`, frame counters, and the frames that no row has counted yet."""
+        """Return the result of `Ring.get_tail`, frame counters, and the stored frames that are not counted yet."""
         kept = self.frame_counters.kept
         env, place = self._uncounted(kept)
         frames = self.images[env, place]
@@ -235,9 +235,10 @@ class FrameRing(Ring):
         super().set_tail(tail)
 
     def _uncounted(self, kept: Index) -> tuple[Index, Index]:
-        """Return the indices (env, place in the ring) of the next `self.frames` frames after the `kept` first frames.
+        """Return the indices (env, place in the ring) of the `self.frames` frames after each env's counted frames.
 
-        In these places, `_write_obs` stores the observation after the newest row, without counting its frames.
+        `kept` holds the number of counted frames of each env. In the returned places, `_write_obs` stores the
+        observation after the newest row, without counting its frames.
         """
         return np.arange(self.envs)[:, None], (kept[:, None] + np.arange(self.frames)) % self._room
 

@@ -298,9 +298,9 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return the first index at which the running sum of each row of `rows[row]` exceeds the row's `mass`.
+        """Return, for each row of `rows[row]`, the first index at which its running sum exceeds its entry of `mass`.
 
-        Return 15 for rows whose sum never exceeds the mass.
+        The index is 15 for a row whose running sum never exceeds its mass.
         """
         rows.take(row, 0, self._sums, "clip")
         # Subtracting the mass first and comparing with 0 is three times as fast as comparing the sums with masses.

@@ -207,7 +207,7 @@ class Ring:
         return taken
 
     def obs(self, row: Index, env: Index) -> Tree:
-        """Return copies of the observations of rows. Row number `written` stands for the one after the newest row."""
+        """Return copies of observations of rows; row number `written` gives the observation after the newest row."""
         place = self.place(row, env)
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 

@@ -20,7 +20,7 @@ PriorityFunction = Callable[[NDArray[np.float32]], NDArray[np.float64]]
 class StatesState(TypedDict):
     """The state of `RecurrentStates` in a checkpoint; the keys are part of the file format."""
 
-    states: dict[str, NumpyArray]  # by path in the tree
+    states: dict[str, NumpyArray]  # the arrays of the states, by their paths in the tree
     row: Index
     stored: Index
     interval: int
@@ -128,8 +128,8 @@ class SequenceIndex:
         number, env, probability = index.draw(uniform)
 
     A sequence is identified by an env and the number of the state at which it begins. The `length` rows after the
-    burn-in are its learned rows. A sequence can be drawn once its last learned row is written, until its first row is
-    overwritten. If writers compute TD errors, it can be drawn only after its TD error is stored. A sequence whose
+    burn-in are its learned rows. A sequence can be drawn from the time when its last learned row is written until its
+    first row is overwritten. If writers compute TD errors, its TD error must have been stored, too. A sequence whose
     learned rows are all reset rows is never drawn.
     """
 

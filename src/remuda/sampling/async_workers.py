@@ -93,7 +93,7 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _on_ready(self, worker: Worker) -> None:
-        """Start a worker, which has reset its envs before it handles the messages that are sent here."""
+        """Start a worker. Its envs are reset before it handles a message that this method sends."""
 
     @abstractmethod
     def _dispatch(self) -> None:

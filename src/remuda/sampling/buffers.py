@@ -27,7 +27,7 @@ class Buffers(NamedTuple):
     """The arrays of a rollout, and the recurrent state that follows its last row."""
 
     steps: Steps  # [T, B]: T rows of B envs
-    next_obs: Tree  # [B]
+    next_obs: Tree  # [B], the observation after the last row
     last_value: Tensor | None  # [B]; None for agents without a value function
     state: Tree  # [B], the state before row 0; None for agents without memory
     begins: Tensor  # [B], True where row 0 starts a new episode

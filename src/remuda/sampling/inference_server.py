@@ -105,8 +105,8 @@ class InferenceServer:
         with torch.inference_mode():
             if self._free:
                 waiting = [group for group in self._groups if group.is_waiting and group.slot is None]
-                # Groups that have sampled the fewest rows get slots first. If the order were that of the groups'
-                # numbers, the first groups might get all free slots.
+                # Groups that have sampled the fewest rows get slots first. If groups got slots in the order of their
+                # numbers, the first groups might take all of them.
                 for group in sorted(waiting, key=lambda group: group.row)[: len(self._free)]:
                     self._begin(group, self._free.popleft())
             acting = [group for group in self._groups if group.is_waiting and group.slot is not None]

@@ -28,7 +28,7 @@ DRAIN_POLL_SECONDS = 0.005
 
 
 class ReplayWriterPool(AsyncWorkers):
-    """Workers that write to a replay. The entry `groups` of a blueprint is the number of the worker's env groups."""
+    """Workers that write to a replay. The entry `groups` of a blueprint tells how many env groups the worker has."""
 
     answer_key = "sampled"
 
@@ -56,7 +56,8 @@ class ReplayWriterPool(AsyncWorkers):
         self._width = width = blueprints[0]["groups"]
         self._written = written if written is not None else np.zeros(width * len(blueprints), np.int64)
         before: list[int] = self._written.tolist()
-        self._reported = self._written.reshape(-1, width).sum(1)  # for each worker, rows whose statistics arrived
+        # For each worker, the number of rows whose statistics have arrived.
+        self._reported = self._written.reshape(-1, width).sum(1)
         first_row = max(before)
         self._rows = [first_row] * len(blueprints)
         # For each group, the row number that noise and schedules use, minus the row number in the replay. The numbers

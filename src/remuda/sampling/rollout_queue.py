@@ -72,7 +72,7 @@ class RolloutQueue(AsyncWorkers):
         a rollout behind the learner, in updates. `limits` are keyword arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
-        self._held: list[list[int]] = [[] for _ in blueprints]  # slots that each worker is to fill, in this order
+        self._held: list[list[int]] = [[] for _ in blueprints]  # for each worker, the slots to fill, in this order
         self._rows = [first_row] * len(blueprints)  # for each worker, the first row whose noise is not drawn yet
         self._full: deque[FullSlot] = deque()
         self._staged: list[FullSlot] | None = None  # slots of the rollout that the next `take` returns
@@ -229,9 +229,9 @@ class RolloutQueue(AsyncWorkers):
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
     """Return the number of slots: `per_round` each for the current and the next round, and one per group of envs.
 
-    With `max_lag`, there are slots for at most `max_lag + 1` rounds. While a worker fills one of them, the others
+    With `max_lag`, there are slots for at most `max_lag + 1` rounds. While a worker fills one slot, the other slots
     suffice for `max_lag` rounds of learning. If each round is one update, a rollout can therefore exceed `max_lag`
-    only if the learner uses other slots twice in the meantime.
+    only if the learner uses another slot twice in the meantime.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)

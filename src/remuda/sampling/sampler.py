@@ -103,7 +103,7 @@ class EnvSampler:
             self._writers[slot].obs_arrays[...] = step.obs
         self._inputs.reset()
         self._is_over.fill(False)
-        self._inputs.store_next(self._buffers)  # for `resume` in the replacement of a worker that is lost
+        self._inputs.store_next(self._buffers)  # if this worker is lost, `resume` in its replacement reads this
         self._waited = self.envs.waited()
         return taken
 

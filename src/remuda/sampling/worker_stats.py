@@ -17,7 +17,7 @@ class WorkerStats:
 
     def __init__(self, num_workers: int) -> None:
         self.lost = [0] * num_workers  # number of times that each worker was replaced
-        self.restarts_before = 0  # number of envs of lost workers, plus the envs that these workers rebuilt before
+        self.restarts_before = 0  # number of envs of lost workers, plus the rebuilt envs that these workers reported
         self._restarts = [0] * num_workers  # number of envs rebuilt by each worker, from its last answer
         self._episodes: list[Episode] = []
         self._seconds: dict[str, float] = {}

@@ -134,7 +134,7 @@ class AsynchronousReplay:
         waited = time.perf_counter() - begin
 
         def must_stop() -> bool:
-            writers.poll(learner.version)  # records the version after every update, for the lags
+            writers.poll(learner.version)  # called after every update, because lags are measured in updates
             return log.must_stop()
 
         learner.set_progress(progress.steps / recipe.steps)

@@ -27,7 +27,7 @@ from remuda.parts.replay import look_for, visible_file
 from remuda.recipe import Log, Progress, Recipe, Round
 from remuda.schemes.synchronous import Synchronous
 
-# Starts or joins the ranks. Arguments: the recipe, and a function that returns whether a signal ends the round early.
+# An OpenGroup starts or joins the ranks. Its second argument returns whether a signal ends the round early.
 OpenGroup = Callable[[Recipe, Callable[[], bool]], AbstractContextManager[RankGroup]]
 
 

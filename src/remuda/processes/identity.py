@@ -4,7 +4,8 @@
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 Two containers on one machine have the same boot id and often the same host name and pids, so a pid identifies a
-process only together with the pid namespace. Functions that read /proc return "" or 0 if there is none.
+process only together with the pid namespace. Functions that read /proc return "" or 0 if the system has no /proc, or
+if the process has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 
 def machine_id() -> str:
-    """Return a text that is equal for two processes if each can see the other by its pid."""
+    """Return a text that is equal in two processes if both run on the same machine, in the same pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
@@ -35,7 +36,7 @@ def parent_of(pid: int) -> int:
 
 
 def state_of(pid: int) -> str:
-    """Return the state of a process as one letter: T and t are stopped, Z and X have ended, all others are alive."""
+    """Return the state of a process as one letter: T or t if it is stopped, Z or X if it has ended."""
     fields = _stat(pid)
     return fields[0] if fields else ""
 
@@ -54,7 +55,9 @@ def open_process(pid: int, started: int) -> int | None:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return None
-    if start_time(pid) == started:  # read after pidfd_open: if both agree, the pidfd belongs to this process
+    # The start time is read after pidfd_open. If it is `started`, the pidfd belongs to this process, and not to one
+    # that got the same pid later.
+    if start_time(pid) == started:
         return pidfd
     os.close(pidfd)
     return None

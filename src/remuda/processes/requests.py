@@ -41,7 +41,7 @@ from remuda.machine import usable_cores
 ANY = -1  # passed to `Requests.sleep` to wake the parent when any request is complete
 ON_LINK = -1  # stored as the size of statistics that are too long for shared memory and are sent over the link
 SPIN_SECONDS = 4e-4  # how long to spin before sleeping
-FAILED_SPINS = 3  # after more unsuccessful spins in a row than this, only every RARELY-th call of `poll` spins
+FAILED_SPINS = 3  # after more than 3 unsuccessful spins in a row, only every RARELY-th call of `poll` spins
 RARELY = 32
 
 _yield_core: Callable[[], None] = os.sched_yield if hasattr(os, "sched_yield") else lambda: None

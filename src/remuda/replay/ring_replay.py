@@ -126,7 +126,7 @@ class RingReplay(ABC):
         """Count the rows that other processes have appended, and return how many of them are real steps.
 
         `left` is the number of real steps that the run still needs, including those that this call returns. Writers
-        wait once they have written that many steps. None sets no limit.
+        wait once they have written that many steps. None sets no such limit.
         """
         self._sync_rows()
         new = self.counters.add_written_steps(self.can_draw)

@@ -10,7 +10,7 @@ and weights are in shared memory (learning/weights.py). Exploration noise is key
 those of central inference, except that matrix products of smaller batches may round differently.
 
 If a worker is lost, its replacement samples the worker's columns of the current rollout again. The new envs are reset
-in row 0, which ends the previous episodes as truncations. No update is lost.
+in row 0 (with `wait_reset`, before row 0), which ends the previous episodes as truncations. No update is lost.
 """
 
 from __future__ import annotations

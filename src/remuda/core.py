@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # env workers import this module, and must not import torch
 # Actions for the B envs of one slot: an array [B, ...], an ArrayTree of such arrays, or a dict with the keys of the
 # env's own action space.
 Actions: TypeAlias = Any
-# The state of envs in a checkpoint: plain values and arrays, which data/packing.py can pack.
+# The state of envs in a checkpoint: plain values and arrays, which data/packing.py can convert to bytes.
 EnvsState: TypeAlias = Mapping[str, Any]
 
 
@@ -205,7 +205,7 @@ class Agent(Protocol):
 class ValueAgent(Agent, Protocol):
     """An agent that estimates values, so that a rollout includes the value of the observation after its last row."""
 
-    def value(self, obs: TensorTree, state: Tree) -> Tensor: ...  # [B]; `state` is not advanced
+    def value(self, obs: TensorTree, state: Tree) -> Tensor: ...  # values [B]; `state` is not advanced
 
 
 @runtime_checkable
@@ -332,7 +332,7 @@ class SharedReplay(Replay, Protocol):
     # real steps that the run still needs, including those that this call returns; writers wait once they have written
     # that many. None sets no limit.
     def sync(self, left: int | None = None) -> int: ...
-    def commit(self) -> None: ...  # ends the round: the steps that `sync` counted in it become part of the run
+    def commit(self) -> None: ...  # makes the steps that `sync` has counted since the last call part of the run
     def new_observations(self) -> Iterator[Rollout]: ...  # observations of rows added since the last call
     def on_writer_lost(self, group: int) -> int: ...  # returns the row number where the group's next writer starts
     def metrics(self) -> dict[str, float]: ...

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def to_device(tree: Tree, device: torch.device) -> Tree:
-    """Return a tree of tensors on `device`; tensors that are there already are not copied."""
+    """Return a tree of tensors on `device`; tensors that are on this device already are not copied."""
     return map_tree(lambda x: send(x, device), tree)
 
 

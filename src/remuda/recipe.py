@@ -171,7 +171,7 @@ class Round:
     is_last: bool = False  # True if the run ends with this round; set once the log has recorded the round
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # True if all envs start new episodes after this round (`Recipe.cut_every`)
-    cut_follows: bool = False  # True if only a later round is cut: a resume from this one is not exact
+    cut_follows: bool = False  # True if a later round will be cut, but not this one: no exact resume from here
     evaluations: list[dict[str, object]] = field(default_factory=list)  # new results of the Evaluator
 
 
@@ -183,7 +183,7 @@ class Log(Protocol):
 
     def restore(self, replay: Replay) -> None: ...  # load the replay of the last checkpoint, before the first round
     def begin(self) -> None: ...  # start the clock for rates, after warm-up
-    def round(self, round: Round) -> bool: ...  # record a round; True: stop now
+    def round(self, round: Round) -> bool: ...  # record a round; return whether to stop now
     def save(self, round: Round) -> None: ...  # write a checkpoint of the round unless there is one
     def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
     def must_stop(self) -> bool: ...  # True some time after a signal: end this round early

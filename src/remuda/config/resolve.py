@@ -123,7 +123,8 @@ def fill_config(values: Mapping[str, object], wanted: Groups, label: str, info: 
     }
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
-    # Values that mean "automatic" are replaced, so that config.yaml stores what a resume on another machine must use.
+    # Replace values that mean "automatic" by the values for this machine. config.yaml stores these, so a run that
+    # is resumed on another machine uses them as well.
     scheme, sampler = find_scheme(str(values["scheme"])), filled["sampler"]
     if scheme.has_ranks:
         is_free = "envs" not in wanted["sampler"]

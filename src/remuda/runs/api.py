@@ -65,7 +65,8 @@ class Run:
         """
         given = Path(path)
         is_file = given.name == WEIGHTS and given.is_file()
-        self.path = RunDirectory.open(given.parent if is_file else given).path  # raises CheckpointError if missing
+        # If the directory is not that of a run, `open` raises CheckpointError.
+        self.path = RunDirectory.open(given.parent if is_file else given).path
         self._weights = self.path / WEIGHTS if is_file else None
         self._env, self._net, self.checkpoint = env, net, checkpoint
 

@@ -171,7 +171,7 @@ class RunCheckpoints:
             return
         try:
             self._write(learner, progress, state)
-        except RemudaError as error:  # this error must not hide the one that ended the run
+        except RemudaError as error:  # only logged, so that the error that ended the run is raised
             self._log(f"warning: what was learned since the last checkpoint is lost ({error})")
 
     # --- writing ---
@@ -200,7 +200,7 @@ class RunCheckpoints:
         snapshot = checkpoint.snapshot(
             progress.steps, learner.state_dict(), counts, blobs, files, sampler.is_between_cuts
         )
-        self._saved = (progress.rounds, learner.version)  # set only now, because saving the replay may fail
+        self._saved = (progress.rounds, learner.version)  # set after the replay was saved, because that may fail
         self._saver.save(snapshot, self._count)
 
     def _mark_best(self, step: int, mean_reward: float) -> None:

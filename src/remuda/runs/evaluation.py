@@ -64,7 +64,7 @@ class Evaluations:
         return bool(self._config.eval.episodes) and (is_last or self.interval.is_due(steps))
 
     def run(self, learner: Learner, replay: Replay | None, must_stop: Callable[[], bool]) -> float:
-        """Play the episodes of one evaluation while no process adds rows to the replay; return their mean return.
+        """Play the episodes of one evaluation, during which samplers begin no rollouts; return the mean return.
 
         Raise Interrupted if `must_stop` returns True.
         """

@@ -63,7 +63,7 @@ class ReplayBuffer:
         action_space: Any,
         num_envs: int = 1,
         *,
-        prioritized: bool = False,  # draw rows in proportion to |TD error| ** alpha
+        prioritized: bool = False,  # draw rows with probabilities proportional to |TD error| ** alpha
         alpha: float = 0.6,
         n_step: int = 1,
         gamma: float = 0.99,

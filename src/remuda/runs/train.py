@@ -153,7 +153,7 @@ def train_from(
             if journal.progress.rounds == 0 and not resume and not has_failed:
                 directory.discard()  # nothing was learned, so there is nothing to keep
             else:
-                with suppress(OSError):  # on a full disk, the error of the run matters more than result.json
+                with suppress(OSError):  # on a full disk, raise the error of the run, not that of writing
                     directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
                 is_new = has_failed and not directory.has_traceback
                 directory.log(f"failed: {error}", "".join(format_exception(error)) if is_new else "")

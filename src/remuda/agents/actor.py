@@ -151,7 +151,7 @@ class Critic(nn.Module):
         to the recurrent core or, without a core, directly to the MLP.
         """
         super().__init__()
-        self.observation, self._inputs = observation, (inputs,)  # a tuple, because the agent registers `inputs`
+        self.observation, self._inputs = observation, (inputs,)  # the tuple hides the agent's `inputs` from torch
         if make_net is None and core is None:
             self.trunk = Trunk(nn.Flatten(), math.prod(observation.shape), None, 0)
         else:

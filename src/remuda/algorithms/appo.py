@@ -35,12 +35,12 @@ class APPO(IMPALA):
 
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None:
-        """The value of IMPALA, or None if standardized advantages or `target_kl` need the whole batch at once."""
+        """IMPALA's `gradient_reduction`, or None if standardized advantages or `target_kl` need the whole batch."""
         return None if self.normalize_advantage or self.target_kl is not None else super().gradient_reduction
 
     def losses(self, batch: Batch, clock: Clock) -> Losses:
         rows = self.corrected_rows(batch)
-        # `rows.advantage` is not yet multiplied by rho, because the surrogate multiplies it by rho.
+        # Use the advantage without the factor rho, because `clipped_surrogate` multiplies by rho.
         advantage = standardized(rows.advantage) if self.normalize_advantage else rows.advantage
         clip = self.clip_range(clock.progress)
         value_clip = self.clip_range_vf(clock.progress) if self.clip_range_vf else None

@@ -66,7 +66,7 @@ class IMPALA(ActorCritic):
         return self.reduction if is_current else None
 
     def prepare(self, rollout: Rollout) -> Batch:
-        """Return a batch without targets. They depend on the parameters, so `losses` computes them for each batch."""
+        """Return a batch without targets. Targets depend on the parameters, so `losses` computes them."""
         return Batch(
             rollout.steps.replace(reward=self.rewards(rollout)), state=rollout.state, next_obs=rollout.next_obs
         )

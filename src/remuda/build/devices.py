@@ -27,7 +27,7 @@ def check_devices(config: RunConfig) -> None:
     for option, device in devices.items():
         try:
             torch.zeros(1, device=device).cpu()
-        except (RuntimeError, AssertionError, ImportError):  # unknown, absent, or without storage ("meta")
+        except (RuntimeError, AssertionError, ImportError):  # device is unknown, absent, or has no storage ("meta")
             raise ConfigError(f"{option}={device} is not on this machine: use cpu.") from None
     if config.scheme_entry.has_ranks and shares_devices(config) and read_torchrun() is None:
         own_device(config, config.scheme_options.ranks - 1)  # the last rank needs the highest device index

@@ -94,7 +94,7 @@ def why_no_state(config: RunConfig, info: EnvInfo, is_native: bool) -> str | Non
 
 
 def rounds_between_cuts(config: RunConfig, no_state: str | None) -> int:
-    """Return after how many rounds all episodes are ended (checkpoint.cut_episodes), or 0 if they are never ended.
+    """Return the number of rounds after which all episodes are ended (checkpoint.cut_episodes), or 0 for never.
 
     `no_state` is the result of `why_no_state`. If `no_state` is None, a checkpoint can save the state of the envs, so
     episodes need not be ended.

@@ -71,7 +71,7 @@ def make_ring_replay(
 def max_lead(config: RunConfig) -> int:
     """Return by how many steps throttled samplers may be ahead of the learner.
 
-    The number is large enough that neither the samplers nor the learner have to wait within one round.
+    The number is large enough that neither the samplers nor the learner has to wait within one round.
     """
     options, replay = config.replay_algo_options, config.replay
     assert replay.ratio is not None

@@ -69,12 +69,12 @@ class RowGradients:
 class FastDistribution(Protocol):
     """An action distribution, with derivatives, computed from the outputs [N, K] of the policy head.
 
-    In `backward`, `log_prob` [N] and `entropy` are the derivatives of the loss with respect to each row's
-    log-probability and entropy.
+    `forward` also returns the data `kept`, which `backward` needs. In `backward`, `log_prob` [N] and `entropy` are
+    the derivatives of the loss with respect to each row's log-probability and entropy.
     """
 
     def sample(self, outputs: Rows, noise: Rows) -> NumpyArray: ...
-    def forward(self, outputs: Rows, action: NumpyArray) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, data
+    def forward(self, outputs: Rows, action: NumpyArray) -> tuple[Rows, Rows, Kept]: ...  # log_prob, entropy, kept
     def backward(self, kept: Kept, log_prob: Rows, entropy: float) -> Rows: ...  # gradient with respect to outputs
 
 

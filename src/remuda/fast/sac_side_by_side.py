@@ -38,7 +38,7 @@ class SideBySideSAC(FastSAC):
             log_prob, best = actor.result()
         return RowResults(log_prob, best, q, error)
 
-    @torch.no_grad()  # needed here, because torch has a setting for each thread
+    @torch.no_grad()  # needed here, because torch has this setting for each thread
     def _of_actor(self, drawn: Transitions, alpha: float) -> tuple[Tensor, ...]:
         return tuple(in_pieces(partial(self._actor_piece, alpha=alpha), drawn))
 
@@ -64,7 +64,7 @@ class SideBySideSAC(FastSAC):
             )
             return first.add_(second)
         by_action = torch.empty(len(by_chosen), outputs[0][0].shape[1] - actions.start)
-        for index, (critic, each) in enumerate(pairs):  # in each row, only the critic with the lower value counts
+        for index, (critic, each) in enumerate(pairs):  # in each row, the loss uses only the lower of two values
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x.index_select(0, rows) for x in each[1:-1]]
             by_action[rows] = critic.to_input(critic.to_first(hidden, by_chosen[rows, index : index + 1]), actions)

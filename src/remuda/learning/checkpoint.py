@@ -57,7 +57,7 @@ class Checkpoint:
     progress: StateDict
     blobs: dict[str, bytes]  # packed states of the sampler, replay and log, by name
     skipped: list[str]  # error messages of newer checkpoints that are damaged
-    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, at which episodes were cut
+    is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 
 @dataclass(frozen=True)
@@ -351,7 +351,7 @@ def _is_between_cuts(path: Path) -> bool:
     try:
         return bool(_manifest(path).get(BETWEEN_CUTS, False))
     except UNREADABLE:
-        return True  # a damaged checkpoint must not count as the newest one at a cut
+        return True  # so that `_prune` does not keep a damaged checkpoint in place of an intact one
 
 
 def _files_of(path: Path) -> set[str] | None:

@@ -19,9 +19,10 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Layer, gain: float) -> Layer:
-    """Set orthogonal weights (arXiv 1312.6120) and zero biases in place, and return the layer.
+    """Set orthogonal weights (arXiv 1312.6120), scaled by `gain`, and zero biases in place; return the layer.
 
-    Callers pass the gains of OpenAI Baselines, except in residual networks.
+    As in OpenAI Baselines, the gain is sqrt(2) for hidden layers, 0.01 for policy heads, and 1 for value heads.
+    Residual networks differ from this.
     """
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:

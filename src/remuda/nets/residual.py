@@ -45,7 +45,10 @@ class ResidualBlock(nn.Module):
 
 
 class FixupBlock(nn.Module):
-    """A residual block with Fixup's scalars, which is initially the identity. The network has `num_blocks` blocks."""
+    """A residual block with Fixup's scalars, which is initially the identity.
+
+    `num_blocks` is L, the number of residual blocks in the network.
+    """
 
     def __init__(self, channels: int, orthogonal_init: bool, num_blocks: int) -> None:
         super().__init__()

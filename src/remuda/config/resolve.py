@@ -56,7 +56,7 @@ def resolve_config(
     check_groups(file_groups)
     check_groups(groups)
     config, spec, info = _resolve(settings, merge(file_groups, groups), env)
-    # A file with every group is the config.yaml of a run. It also lists unused options, which are not refused then.
+    # A file with every group is the config.yaml of a run. It lists all options, so its unused options are accepted.
     set_by_user = groups if set(GROUPS) <= set(file_groups) else merge(file_groups, groups)
     refuse_unused(set_by_user, options_classes(config.algo), config.algo, config.scheme)
     return _shorten(config, max_steps()), spec, info

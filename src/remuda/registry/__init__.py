@@ -66,7 +66,7 @@ def register_algorithm(
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
     docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
-    which the class is derived, and the builder is that of the options.
+    which the class is derived, and the builder is `options.builder`.
 
     If `algorithm` is an import path and `options` are given, the class is not imported yet. Presets and description
     are then empty unless they are given.

@@ -155,8 +155,8 @@ class RunLog:
     def begin(self) -> None:
         """Point runs/latest to this run, and start to measure rates and intervals, now that warm-up is over.
 
-        If a resumed run's checkpoint was saved before the metrics line of its step was written, evaluate if due and
-        write that line now.
+        The checkpoint of a resumed run may be older than the metrics line of its step. In this case, evaluate if due,
+        and write this line now.
         """
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs

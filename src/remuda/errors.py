@@ -11,6 +11,7 @@ RemudaError
 ├── WorkerError          a worker process that died or hung too often, or a rank that was lost
 ├── NoState              an env whose state cannot be saved; the message gives the reason
 ├── TrainingError        gradients that are not finite for too many updates in a row, or a benchmark that failed
+│   └── RanksDiverged    ranks of one run that do not have the same parameters any more
 └── Interrupted          a signal that stops the run
 
 Abandoned                raised inside a call into an env that does not return after a stop signal; a BaseException,
@@ -68,6 +69,10 @@ class NoState(RemudaError):
 
 class TrainingError(RemudaError):
     """Gradients were not finite for too many updates in a row, or a benchmark could not run."""
+
+
+class RanksDiverged(TrainingError):
+    """The ranks of a run do not have the same parameters any more, although they should make the same updates."""
 
 
 class Interrupted(RemudaError):

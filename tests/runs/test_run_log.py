@@ -297,7 +297,8 @@ def make_run_log(tmp_path):
 
 def make_learner():
     state = {"algorithm": {"w": torch.zeros(1)}}
-    return SimpleNamespace(version=7, agent_on_cpu=lambda: None, state_dict=lambda: state)
+    nothing = lambda: None  # noqa: E731
+    return SimpleNamespace(version=7, agent_on_cpu=nothing, state_dict=lambda: state, check_agreement=nothing)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ import remuda
 from remuda.build import ranks as build_ranks
 from remuda.cli import main
 from remuda.config.resolve import resolve_config
-from remuda.errors import CheckpointError
+from remuda.errors import CheckpointError, RanksDiverged
+from remuda.learning.checkpoint import load_newest
 from remuda.machine import usable_cores
 from remuda.torchrun import NAMES
 
@@ -135,6 +136,52 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(tmp_path, case):
     resumed = remuda.resume(stopped.path, quiet=True)
     assert resumed.result["updates"] == whole.result["updates"]
     assert weights(resumed) == weights(whole)
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "value"),
+    [
+        ("ppo", "algo.learning_rate", 1e-2),
+        ("ppo", "algo.max_grad_norm", 0.01),
+        ("sac", "algo.actor_learning_rate", 0.1),
+    ],
+)
+def test_an_option_that_is_set_between_rounds_changes_in_all_ranks(tmp_path, case, name, value):
+    def train_with_change(path: Path, scheme: str, wanted: float | None) -> remuda.Run:
+        arguments = arguments_of(path, case, scheme, 2)
+        arguments["algo"] = {**arguments["algo"], **({"actor_learning_rate": "1e-3"} if case == "sac" else {})}
+        with remuda.start(case, **arguments) as run:
+            for _ in range(8):
+                run.step()
+            if wanted is not None:
+                run.set(name, wanted)
+            train_to_the_end(run)
+        return remuda.Run(path)
+
+    parts = train_with_change(tmp_path / "parts", "serial", value)
+    ranks = train_with_change(tmp_path / "ranks", "replicas", value)
+    assert weights(parts) == weights(ranks)
+    assert weights(parts) != weights(train_with_change(tmp_path / "unchanged", "serial", None))
+
+
+def train_to_the_end(run: remuda.Training) -> None:
+    while not run.done():
+        run.step()
+
+
+def test_ranks_that_diverge_end_the_run_at_the_next_checkpoint(tmp_path):
+    """The learner of rank 0 is changed behind the back of the others; nothing that it learned then is saved."""
+    arguments = arguments_of(tmp_path / "run", "ppo", "replicas", 2)
+    run = remuda.start("ppo", **arguments, checkpoint={"every": 3 * 12 * ENVS})
+    for _ in range(3):
+        run.step()
+    before = run.save()
+    run.learner.learning_rate = lambda progress: 0.5
+    with pytest.raises(RanksDiverged, match=r"optimizer of rank 1 \(pid \d+ on .*\) differ from those of rank 0"):
+        train_to_the_end(run)
+    assert run.done()
+    assert load_newest(run.path / "checkpoints").path == before
+    assert remuda.resume(run.path, quiet=True).result["status"] == "complete"
 
 
 def test_a_run_of_ranks_is_evaluated_and_loaded_like_any_other(tmp_path):

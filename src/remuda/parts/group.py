@@ -34,6 +34,9 @@ class Group(Protocol):
     count: int  # number of parts of the run
     local: range  # parts of this process
 
+    def name_of(self, part: int) -> str:
+        """Return a name of a part for error messages."""
+
     def gather(self, values: Sequence[Any]) -> list[Any]:
         """Return the values of all parts, in the order of parts; `values` has one for each part of this process."""
 
@@ -73,6 +76,9 @@ class LocalGroup:
         self._handlers: dict[str, Handler] = {}
         self._vectors = torch.zeros(0, 0)
         self._is_asked_to_stop = False
+
+    def name_of(self, part: int) -> str:
+        return f"part {part}"
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         return list(values)
@@ -121,6 +127,9 @@ class RankGroup:
     @property
     def is_leader(self) -> bool:
         return self.collective.rank == 0
+
+    def name_of(self, part: int) -> str:
+        return str(self.collective.health.infos[part])
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         if self._has_failed:

@@ -8,6 +8,7 @@ only added.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor
 
 from remuda.core import CountsLearnedRows, SeparableAlgorithm, Statistics
-from remuda.data import Batch, Rollout
+from remuda.data import Batch, Rollout, leaves
 from remuda.devices import CPU, send, to_cpu
+from remuda.errors import RanksDiverged
 from remuda.learning.gradients import Gradients, Pieces
 from remuda.learning.learner import Learner
 from remuda.parts.group import Group
@@ -54,6 +56,32 @@ class PartedLearner(Learner):
         self.adds_losses = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction == "sum"
         # For each part, pairs of value and weight of every metric since `prepare`.
         self._pending = [defaultdict[str, list[tuple[Tensor | float, float]]](list) for _ in group.local]
+        group.serve("set_option", self._set_here)
+        group.serve("digest", lambda _: [digest(self.state_dict())] * len(group.local))
+
+    def set_option(self, name: str, value: str | float | None) -> None:
+        """Use another value of an option in all processes. Under `replicas`, only the leader may call this."""
+        self._group.call("set_option", [name, value])
+
+    def _set_here(self, argument: Sequence[Any]) -> Sequence[None]:
+        super().set_option(*argument)
+        return [None] * len(self._group.local)
+
+    def check_agreement(self) -> None:
+        """Raise RanksDiverged if the learners of the run's processes differ.
+
+        Under `replicas`, only the leader may call this.
+        """
+        if len(self._group.local) == self._group.count:
+            return
+        sums = self._group.call("digest")
+        for part, found in enumerate(sums):
+            if found != sums[0]:
+                raise RanksDiverged(
+                    f"the parameters, statistics or optimizer of {self._group.name_of(part)} differ from those of "
+                    "rank 0, because one rank only was changed (Training.set reaches all), or because the ranks "
+                    "compute differently: continue from the last checkpoint with --resume."
+                )
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:
@@ -131,6 +159,18 @@ class PartedLearner(Learner):
             else:
                 merged[name] = sum(part.weighted for part in parts) / weight if weight else math.nan
         return merged
+
+
+def digest(state: Mapping[str, Any]) -> str:
+    """Return the SHA-256 sum of a tree of tensors and plain values."""
+    found = hashlib.sha256()
+    for path, leaf in leaves(state):
+        found.update(path.encode())
+        if isinstance(leaf, Tensor):
+            found.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        else:
+            found.update(repr(leaf).encode())
+    return found.hexdigest()
 
 
 class MetricSums(NamedTuple):

@@ -181,7 +181,12 @@ class RunCheckpoints:
         return self._saved == (progress.rounds, learner.version)
 
     def _write(self, learner: Learner, progress: Progress, sampler: SamplerState, line_pending: bool = False) -> None:
-        """Copy all states, and write the copy in a thread. If the disk is full, only this checkpoint is lost."""
+        """Copy all states, and write the copy in a thread. If the disk is full, only this checkpoint is lost.
+
+        Raise RanksDiverged if the ranks of the run do not agree, unless they have ended because a round failed.
+        """
+        if sampler is not FAILED:
+            learner.check_agreement()
         self._count += 1
         blobs = {LOG_STATE: pack(self._get_log_state(line_pending))}
         if sampler.blob is not None:

@@ -19,7 +19,7 @@ from typing import Self, cast
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.core import Replay
 from remuda.data.packing import unpack
-from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, RemudaError
+from remuda.errors import Abandoned, CheckpointError, ConfigError, Interrupted, RanksDiverged, RemudaError
 from remuda.learning import checkpoint
 from remuda.learning.learner import Learner
 from remuda.learning.restoring import must_fit, of_this_version
@@ -240,8 +240,9 @@ class RunLog:
         """Save what was learned so far if a RemudaError ended the round. The arguments are those of `__exit__`.
 
         For Interrupted, which a signal causes, do nothing: `save_if_stopped` saves then.
+        If ranks have diverged, do nothing either: what they learned is wrong.
         """
-        if isinstance(error, RemudaError) and not isinstance(error, Interrupted):
+        if isinstance(error, RemudaError) and not isinstance(error, Interrupted | RanksDiverged):
             self.checkpoints.save_failed(self.learner, self.progress)
 
     def save_if_stopped(self, error: Interrupted) -> None:

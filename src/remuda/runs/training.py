@@ -22,7 +22,6 @@ from remuda.config.run_config import to_dict
 from remuda.envs import EnvSpec
 from remuda.errors import CheckpointError, ConfigError, Interrupted, nearest
 from remuda.learning.learner import Learner
-from remuda.learning.schedules import parse_schedule
 from remuda.recipe import Round
 from remuda.runs.evaluation import Result, play_episodes
 from remuda.runs.train import Rounds
@@ -160,7 +159,7 @@ class Training:
         )
         if changed == config:
             return
-        apply(self.learner, options, changed.algo_options, field)
+        self.learner.set_option(field, getattr(changed.algo_options, field))
         self._log.config = changed
         self._log.directory.write_config(to_dict(changed))
         self._log.log(f"{name} is {value} from {self._log.progress.steps:,} steps on")
@@ -204,24 +203,3 @@ def changeable(options: AlgoOptions, learner: Learner) -> list[str]:
     schedules = [item.name for item in fields(options) if item.metadata.get("schedule")]
     inside = [name for name in schedules if name not in rates and hasattr(learner.algorithm, name)]
     return [*rates, "max_grad_norm", *inside]
-
-
-def apply(learner: Learner, before: AlgoOptions, options: AlgoOptions, name: str) -> None:
-    """Make the learner use the value that the option `name` has in `options`; `name` must be `changeable`.
-
-    `before` holds the options that the learner has used until now.
-    """
-    if name == "max_grad_norm":
-        learner.max_grad_norm = options.max_grad_norm or None
-        return
-    text = getattr(options, name)
-    schedule = None if text is None else parse_schedule(text, f"algo.{name}")
-    group = name.removesuffix("_learning_rate")
-    if name == "learning_rate":
-        assert schedule is not None
-        learner.learning_rate = schedule
-    elif group in before.group_learning_rates:
-        own = {other: rate for other, rate in learner.own_rates.items() if other != group}
-        learner.own_rates = own if schedule is None else {**own, group: schedule}
-    else:
-        setattr(learner.algorithm, name, schedule)

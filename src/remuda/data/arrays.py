@@ -22,12 +22,9 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, ClassVar, Self, TypeAlias
-
-from numpy.typing import NDArray
+from typing import Any, ClassVar, Self
 
 Array = Any  # a numpy array or a torch tensor; this package does not import torch
-NumpyArray: TypeAlias = NDArray[Any]  # a numpy array of any dtype
 RESERVED = ("get", "items", "replace")
 PLAIN = frozenset((tuple, list, dict))
 # Indexing a plain tuple would silently select one of its entries instead of a row.

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from remuda.data.arrays import NumpyArray
+from remuda.data.space import NumpyArray
 
 MAX_DEPTH = 32
 KINDS = "biufcSU"  # kinds of numpy dtypes: numbers, bools and strings

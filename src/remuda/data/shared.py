@@ -21,7 +21,7 @@ from typing import Self
 
 import numpy as np
 
-from remuda.data.arrays import NumpyArray
+from remuda.data.space import NumpyArray
 
 ALIGNMENT = 64  # size of a cache line in bytes; no two arrays share a cache line
 

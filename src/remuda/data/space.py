@@ -12,8 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from remuda.data.arrays import NumpyArray, namedarraytuple
+from numpy.typing import NDArray
 
+from remuda.data.arrays import namedarraytuple
+
+NumpyArray: TypeAlias = NDArray[Any]  # a numpy array of any dtype
 Array: TypeAlias = NumpyArray
 # Observations or actions of a batch of envs: one numpy array, or a named array tuple with one value per entry of the
 # space.

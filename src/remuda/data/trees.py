@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from remuda.data.arrays import ArrayTuple
 
@@ -103,12 +102,10 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return map_tree(lambda *values: np.stack(values), trees[0], *trees[1:])
 
 
-def buffer_like(
-    example: Tree, leading: tuple[int, ...], allocate: Callable[[tuple[int, ...], np.dtype[Any]], object] = np.zeros
-) -> Tree:
+def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[..., object] = np.zeros) -> Tree:
     """Return a tree like `example`. Its leaves are `allocate(leading + leaf.shape, leaf.dtype)`, by default zeros."""
 
-    def make(leaf: ArrayLike) -> object:
+    def make(leaf: object) -> object:
         array = np.asarray(leaf)
         return allocate(leading + array.shape, array.dtype)
 

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from remuda.data import Fence, SharedArrays
-from remuda.data.shared import Layout
+from remuda.data import Fence, Layout, SharedArrays
 from remuda.devices import CPU, to_cpu
 
 logger = logging.getLogger("remuda.learning")

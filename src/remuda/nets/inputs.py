@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remuda.core import Space, TensorTree
-from remuda.data import leaves, map_tree
+from remuda.data import Tree, leaves, map_tree
 from remuda.nets.conv import is_channels_first
 from remuda.nets.normalize import Moments, Standardize
 
@@ -72,14 +72,12 @@ class Inputs(nn.Module):
             if leaf.standardize is not None:
                 leaf.standardize.merge(Moments.find(statistics, f"obs.{path}"))
 
-    def arrange(self, obs: TensorTree) -> TensorTree:
+    def arrange(self, obs: TensorTree) -> Tree:
         """Return `obs` in the memory layout that `forward` needs, so that not every epoch has to convert it."""
-        arranged: TensorTree = map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
-        return arranged
+        return map_tree(lambda leaf, rows: leaf.arrange(rows), self.tree[0], obs)
 
-    def forward(self, obs: TensorTree) -> TensorTree:
-        inputs: TensorTree = map_tree(lambda leaf, rows: leaf(rows), self.tree[0], obs)
-        return inputs
+    def forward(self, obs: TensorTree) -> Tree:
+        return map_tree(lambda leaf, rows: leaf(rows), self.tree[0], obs)
 
 
 class LeafInput(nn.Module):

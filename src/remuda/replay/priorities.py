@@ -12,7 +12,7 @@ binary tree over a million priorities would have twenty levels. These groups are
 from __future__ import annotations
 
 import itertools
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,27 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from remuda.randomness import Purpose, keyed_generator
 from remuda.replay.counters import Index
 from remuda.replay.ring import NothingToDraw, Ring, RingIndex
+from remuda.replay.states import PrioritiesState, SumTreeState
 
 WIDTH = 16  # entries in a group or block: 16 float64 numbers fill two cache lines, 16 packed flags fill two bytes
 MANY = 1000  # for fewer indices than this, removing duplicate groups costs more time than it saves
 
 Floats = NDArray[np.float64]
 Errors = NDArray[np.floating[Any]]
-
-
-class TreeState(TypedDict):
-    """The state of a `SumTree` in a checkpoint; the keys are part of the file format."""
-
-    places: Floats
-    groups: Floats
-    blocks: Floats
-
-
-class PrioritiesState(TypedDict):
-    """The state of `Priorities` in a checkpoint; the keys are part of the file format."""
-
-    tree: TreeState
-    largest: float
 
 
 class DrawNumbers:
@@ -276,11 +262,11 @@ class SumTree:
         found: Index = some[np.maximum(some.searchsorted(place, "right") - 1, 0)]
         return found
 
-    def get_state(self) -> TreeState:
+    def get_state(self) -> SumTreeState:
         """Return the priorities and also their sums, because sums computed again may be rounded differently."""
         return {"places": self[:].copy(), "groups": self._groups.copy(), "blocks": self._blocks.copy()}
 
-    def set_state(self, state: TreeState) -> None:
+    def set_state(self, state: SumTreeState) -> None:
         """Restore a state, so that `find` returns exactly the same places for the same masses."""
         if len(state["places"]) != self.capacity:
             raise ValueError(f"the state is of {len(state['places'])} places, and this tree has {self.capacity}.")

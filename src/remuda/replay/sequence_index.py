@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypedDict
 
 import numpy as np
 import torch
@@ -11,30 +10,11 @@ from numpy.typing import NDArray
 
 from remuda.data import NumpyArray, SharedArrays, Tree, leaves, map_tree
 from remuda.replay.counters import GroupCounters, Index, Layout
-from remuda.replay.priorities import SumTree, TreeState
+from remuda.replay.priorities import SumTree
 from remuda.replay.ring import Ring
+from remuda.replay.states import RecurrentStatesState, SequenceIndexState
 
 PriorityFunction = Callable[[NDArray[np.float32]], NDArray[np.float64]]
-
-
-class StatesState(TypedDict):
-    """The state of `RecurrentStates` in a checkpoint; the keys are part of the file format."""
-
-    states: dict[str, NumpyArray]  # the arrays of the states, by their paths in the tree
-    row: Index
-    stored: Index
-    interval: int
-
-
-class SequenceIndexState(TypedDict):
-    """The state of a `SequenceIndex` in a checkpoint; the keys are part of the file format."""
-
-    row: Index
-    complete: Index
-    first: Index
-    largest: float
-    tree: TreeState
-    states: StatesState
 
 
 class RecurrentStates:
@@ -103,7 +83,7 @@ class RecurrentStates:
             for number in self.counters.without_td_error(group):
                 self.set_td_error(group, number, np.nan)
 
-    def get_state(self) -> StatesState:
+    def get_state(self) -> RecurrentStatesState:
         """Return a copy of all states. Counters are copied first, so that they count no state that was not copied."""
         stored = self.counters.written.copy()
         self.counters.fence()
@@ -111,7 +91,7 @@ class RecurrentStates:
         states = {path: array.copy() for path, array in leaves(self.states)}
         return {"states": states, "row": row, "stored": stored, "interval": self.interval}
 
-    def set_state(self, state: StatesState) -> None:
+    def set_state(self, state: RecurrentStatesState) -> None:
         for path, array in leaves(self.states):
             array[...] = state["states"][path]
         self.row[:] = state["row"]

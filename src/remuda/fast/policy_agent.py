@@ -205,10 +205,7 @@ class FastPolicyAgent:
         return False
 
     def choose(self, obs: Tensor, noise: Tensor) -> Tensor:
-        """Return sampled actions for B observations.
-
-        Call this method in inference mode, because torch does not convert tensors with a gradient to numpy.
-        """
+        """Return sampled actions for B observations; call in inference mode, in which tensors convert to numpy."""
         x = obs if self._inputs is None else self._inputs(obs).reshape(len(obs), -1)
         outputs = F.linear(self._trunk.features(x), *self._head)
         return torch.from_numpy(self._distribution.sample(outputs.numpy(), noise.numpy()))
@@ -256,20 +253,14 @@ def log_softmax(logits: Rows) -> Rows:
 
 
 def needs_inputs(agent: PolicyAgent) -> bool:
-    """Return whether observations need conversion by `Inputs`.
-
-    Only float32 vectors that are not normalized by running statistics need no conversion.
-    """
+    """Return whether `Inputs` must convert observations: all but float32 vectors without running statistics."""
     space = agent.observation
     return agent.inputs.has_statistics or space.kind != "box" or space.dtype != "float32" or len(space.shape) != 1
 
 
 @register_policy(PolicyAgent)
 def fast_policy_agent(agent: PolicyAgent) -> FastPolicyAgent | None:
-    """Return the fast form of an agent, or None if the agent is not supported.
-
-    Supported agents have small MLPs on the CPU, no recurrent core, and Discrete or Box actions.
-    """
+    """Return the fast form of an agent: small MLPs on the CPU, not recurrent, Discrete or Box actions; else None."""
     nets = [trunk.net for trunk in (agent.policy_trunk, agent.value_trunk)]
     mlps = [net for net in nets if type(net) is MLP]
     if agent.is_recurrent or not agent.observation.is_leaf or len(mlps) != len(nets):

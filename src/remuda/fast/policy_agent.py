@@ -69,8 +69,8 @@ class RowGradients:
 class FastDistribution(Protocol):
     """An action distribution, with derivatives, computed from the outputs [N, K] of the policy head.
 
-    `forward` also returns the data `kept`, which `backward` needs. In `backward`, `log_prob` [N] and `entropy` are
-    the derivatives of the loss with respect to each row's log-probability and entropy.
+    `forward` also returns the data that `backward` needs. In `backward`, `log_prob` [N] and `entropy` are derivatives
+    of the loss with respect to each row's log-probability and entropy.
     """
 
     def sample(self, outputs: Rows, noise: Rows) -> NumpyArray: ...
@@ -175,7 +175,7 @@ class FastPolicyAgent:
 
     def __init__(self, agent: PolicyAgent) -> None:
         self._gradient, views = gradient_views(list(agent.parameters()))
-        self._inputs = agent.inputs if needs_inputs(agent) else None
+        self._inputs = None if agent.inputs.is_identity else agent.inputs
         policy_net, value_net = agent.policy_trunk.net, agent.value_trunk.net
         assert isinstance(policy_net, MLP)
         assert isinstance(value_net, MLP)
@@ -250,12 +250,6 @@ def log_softmax(logits: Rows) -> Rows:
     shifted: Rows = logits - logits.max(-1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(-1, keepdims=True))
     return shifted
-
-
-def needs_inputs(agent: PolicyAgent) -> bool:
-    """Return whether `Inputs` must convert observations: all but float32 vectors without running statistics."""
-    space = agent.observation
-    return agent.inputs.has_statistics or space.kind != "box" or space.dtype != "float32" or len(space.shape) != 1
 
 
 @register_policy(PolicyAgent)

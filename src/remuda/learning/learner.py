@@ -32,10 +32,11 @@ from remuda.core import (
 from remuda.data import Batch, Rollout
 from remuda.devices import CPU
 from remuda.errors import TrainingError
+from remuda.learning.changing import change_option
 from remuda.learning.gradient_threads import GradientThreads
 from remuda.learning.gradients import Gradients, as_one_vector, differentiate
 from remuda.learning.optimizers import OptimizerOptions, make_optimizer, norms
-from remuda.learning.schedules import Schedule, parse_schedule
+from remuda.learning.schedules import Schedule
 from remuda.learning.side_by_side import SideBySide, batch_on, priority_for
 
 MAX_BAD_UPDATES = 10  # training fails after this many consecutive updates with gradients that are not finite
@@ -86,24 +87,8 @@ class Learner:
         self.clock = Clock(self.version, min(progress, 1.0))
 
     def set_option(self, name: str, value: str | float | None) -> None:
-        """Use another value of an option of the algorithm in all later updates.
-
-        `name` is "max_grad_norm", "learning_rate", "GROUP_learning_rate" for a parameter group, or the name of an
-        attribute of the algorithm that is a schedule. The value of a schedule is its text, or None for no schedule.
-        """
-        if name == "max_grad_norm":
-            self.max_grad_norm = float(value or 0.0) or None
-            return
-        schedule = None if value is None else parse_schedule(value, f"algo.{name}")
-        group = name.removesuffix("_learning_rate")
-        if name == "learning_rate":
-            assert schedule is not None
-            self.learning_rate = schedule
-        elif group != name and group in self.parameters:
-            others = {other: rate for other, rate in self.own_rates.items() if other != group}
-            self.own_rates = others if schedule is None else {**others, group: schedule}
-        else:
-            setattr(self.algorithm, name, schedule)
+        """Use another value of an option of the algorithm in all later updates."""
+        change_option(self, name, value)
 
     @torch.no_grad()
     def prepare(self, rollout: Rollout) -> Batch:

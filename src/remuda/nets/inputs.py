@@ -48,11 +48,17 @@ class Inputs(nn.Module):
         # A ModuleList registers the modules. The tree may be a named tuple, in which torch would not register them.
         self.leaf_inputs = nn.ModuleList(leaf for _, leaf in leaves(tree))
         self.tree = (tree,)  # a tuple, because a tree with one leaf is a module that torch would register again
+        self._is_vector = space.kind == "box" and space.dtype == "float32" and len(space.shape) == 1
         self.shapes: Shapes = tree.shape if space.is_leaf else {path: leaf.shape for path, leaf in leaves(tree)}
 
     @property
     def has_statistics(self) -> bool:
         return any(leaf.standardize is not None for _, leaf in leaves(self.tree))
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether observations are returned as they are: float32 vectors without running statistics."""
+        return self._is_vector and not self.has_statistics
 
     def update(self, obs: TensorTree) -> None:
         """Merge rows [N, ...] into the running statistics."""

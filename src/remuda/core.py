@@ -8,7 +8,7 @@ and a `Scheme` (recipe.py) decides which process does what.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -159,6 +159,21 @@ class Clock:
     version: int = 0  # updates applied
     progress: float = 0.0  # fraction of the run's steps that are done, 0 to 1
     part: int = 0  # index of the part that the batch belongs to, if the run is divided into parts; otherwise 0
+
+
+@runtime_checkable
+class PooledMetric(Protocol):
+    """A metric of rows that is not a mean over them, such as a ratio of variances.
+
+    Metrics of several sets of rows are pooled to that of all these rows; `numbers` must therefore describe the rows.
+    """
+
+    def numbers(self) -> Sequence[float]: ...
+
+    @classmethod
+    def pool(cls, numbers: Sequence[Sequence[float]]) -> Self: ...  # `numbers`: those of every set of rows
+
+    def __float__(self) -> float: ...
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from remuda.envs import make_envs, resolve
 from remuda.learning.learner import Learner
 from remuda.learning.optimizers import OptimizerOptions
 from remuda.learning.weights import LocalWeights
-from remuda.maths import explained_variance, gae
+from remuda.maths import ExplainedVariance, gae
 from remuda.replay import RolloutBuffer
 from remuda.sampling.sampler import EnvSampler
 
@@ -54,10 +54,10 @@ def test_explained_variance_is_of_the_old_values_over_real_rows() -> None:
     batch = ppo.prepare(rollout)
     mask = rollout.steps.mask
     assert not mask.all()
-    expected = explained_variance(rollout.steps.policy.value[mask], batch.targets.value[mask])
-    assert batch.metrics["explained_variance"] == expected
-    every_row = explained_variance(rollout.steps.policy.value, batch.targets.value)
-    assert every_row != expected
+    expected = ExplainedVariance.of(rollout.steps.policy.value[mask], batch.targets.value[mask])
+    assert float(batch.metrics["explained_variance"]) == float(expected)
+    every_row = ExplainedVariance.of(rollout.steps.policy.value.flatten(), batch.targets.value.flatten())
+    assert float(every_row) != float(expected)
 
 
 def test_rollout_with_only_reset_rows_can_be_prepared() -> None:

@@ -11,7 +11,7 @@ import torch
 from rollouts import Stream, random_stream
 from torch import Tensor
 
-from remuda.maths import discounted_returns, explained_variance, gae, n_step_returns
+from remuda.maths import ExplainedVariance, discounted_returns, gae, n_step_returns
 
 GAMMA, LAMBDA = 0.9, 0.8
 
@@ -174,6 +174,10 @@ def test_n_below_1_is_refused() -> None:
         n_step_returns(*random_stream(0, 4, 2).rows, GAMMA, 0)
 
 
+def explained_variance(prediction: Tensor, target: Tensor) -> float:
+    return float(ExplainedVariance.of(prediction, target))
+
+
 def test_explained_variance() -> None:
     target = torch.tensor([1.0, 2.0, 3.0, 6.0])
     assert explained_variance(target, target) == 1
@@ -183,3 +187,20 @@ def test_explained_variance() -> None:
     assert explained_variance(torch.tensor([1.0, 1.0, 3.0, 3.0]), target) == pytest.approx(1 - 1.5 / 3.5)
     assert math.isnan(explained_variance(target, torch.ones(4)))
     assert math.isnan(explained_variance(torch.empty(0), torch.empty(0)))
+
+
+@pytest.mark.parametrize("counts", [[5, 5], [1, 0, 30], [0, 0], [7, 2, 2, 2]])
+def test_explained_variance_of_several_sets_of_rows_is_that_of_all_rows(counts: list[int]) -> None:
+    """The sets differ in their means, so the mean of their own explained variances would be another number."""
+    generator = torch.Generator().manual_seed(1)
+    targets = [torch.randn(count, generator=generator) + 10 * index for index, count in enumerate(counts)]
+    predictions = [target + torch.randn(len(target), generator=generator) for target in targets]
+    each = [ExplainedVariance.of(*pair) for pair in zip(predictions, targets, strict=True)]
+    found = float(ExplainedVariance.pool([one.numbers() for one in each]))
+    assert found == pytest.approx(explained_variance(torch.cat(predictions), torch.cat(targets)), nan_ok=True)
+    assert math.isnan(found) == (sum(counts) == 0)
+
+
+def test_equal_targets_of_several_sets_of_rows_have_no_explained_variance() -> None:
+    same = ExplainedVariance.of(torch.rand(3), torch.full((3,), 0.1))
+    assert math.isnan(float(ExplainedVariance.pool([same.numbers()] * 3)))

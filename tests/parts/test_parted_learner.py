@@ -38,6 +38,7 @@ from remuda.data import Batch, Rollout, map_tree
 from remuda.errors import Interrupted
 from remuda.learning.learner import Learner
 from remuda.parts import LocalGroup, PartedLearner, PartedReplay, PartedUpdates
+from remuda.parts.metrics import PartMetrics, merge
 from remuda.parts.sampler import PartedRollout
 from remuda.processes.fork_server import ForkServer
 from remuda.replay import RolloutBuffer
@@ -277,7 +278,7 @@ def test_parts_learn_as_one_learner_does(make: Callable[[int], Any], parts: int)
     assert_equal_statistics(divided, undivided)
     for mine, theirs in zip(found, expected, strict=True):
         assert set(mine) == set(theirs)
-        for name in set(mine) - {"train/explained_variance"}:  # which is not a mean over rows
+        for name in mine:
             assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
 
 
@@ -317,21 +318,45 @@ def test_target_kl_of_one_part_stops_all() -> None:
     assert metrics["train/approx_kl"] > 0.05
 
 
-def test_metrics_are_means_weighted_by_rows() -> None:
-    """The weights are the real rows of all updates of all parts; metrics are forgotten once they are returned."""
+def test_metrics_are_means_over_updates_of_means_over_rows() -> None:
+    """An update of few rows counts as much as any other; metrics are forgotten once they are returned."""
     group = LocalGroup(2)
     learner = make_parted(group)
     learner.gradients(parted(rows_of(0, 2), rows_of(1, 6)))
     learner.gradients(parted(rows_of(2, 4), None))
+    learner.gradients(parted(None, None))
     empty: Any = PartedRollout((rollout_of(rows_of(0, 1)), rollout_of(rows_of(1, 1))), 2)
     found = learner.finish(empty)
-    assert found["train/rows"] == pytest.approx((2 * 2 + 6 * 6 + 4 * 4) / 12)
+    assert found["train/rows"] == pytest.approx(((2 * 2 + 6 * 6) / 8 + 4) / 2)
     losses = [
         float(Line().losses(rows_of(seed, count), Clock()).metrics["loss"])
         for seed, count in ((0, 2), (1, 6), (2, 4))
     ]
-    assert found["train/loss"] == pytest.approx((2 * losses[0] + 6 * losses[1] + 4 * losses[2]) / 12)
+    assert found["train/loss"] == pytest.approx(((2 * losses[0] + 6 * losses[1]) / 8 + losses[2]) / 2)
     assert learner.finish(empty) == {}
+
+
+@pytest.mark.parametrize("batch_size", [7, 11])
+def test_metrics_of_minibatches_of_different_sizes_equal_those_of_one_learner(batch_size: int) -> None:
+    """The last minibatch of a rollout is smaller than the others."""
+    metrics = []
+    for parts in ([batch_size, 3], [batch_size + 3]):
+        learner = make_parted(LocalGroup(len(parts)))
+        for update, size in enumerate((1, 2)):
+            batches = [rows_of(10 * update + part, count // size) for part, count in enumerate([batch_size, 3])]
+            learner.gradients(parted(*(batches if len(parts) == 2 else [joined(batches)])))
+        rollout: Any = PartedRollout(tuple(rollout_of(rows_of(0, 1)) for _ in parts), 2)
+        metrics.append(learner.finish(rollout))
+    assert metrics[0]["train/loss"] == pytest.approx(metrics[1]["train/loss"])
+
+
+def test_largest_values_of_parts_are_not_averaged() -> None:
+    metrics = [PartMetrics(), PartMetrics()]
+    for values, weights in (((-3.0, -1.0), (5.0, 1.0)), ((2.0, 9.0), (4.0, 0.0))):
+        for part, value, weight in zip(metrics, values, weights, strict=True):
+            part.add({"error_max": value, "error": torch.tensor(value)}, weight)
+    found = merge([part.take() for part in metrics], {})
+    assert found == {"error_max": (-1.0 + 2.0) / 2, "error": (-16.0 / 6 + 2.0) / 2}
 
 
 # --- the same in several processes ----------------------------------------------------------------------------------

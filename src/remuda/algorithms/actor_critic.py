@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from remuda.agents import PolicyAgent
 from remuda.algorithms.reward_scale import RewardScale
 from remuda.data import ArrayTuple, Batch, Rollout, Steps, resets
-from remuda.maths import Distribution, explained_variance, gae
+from remuda.maths import Distribution, ExplainedVariance, gae
 
 
 class Targets(ArrayTuple):
@@ -71,7 +71,7 @@ class ActorCritic(nn.Module):
         v = torch.cat([steps.policy.value, rollout.last_value.unsqueeze(0)])
         advantage = gae(reward, steps.discount, steps.mask, v, self.gamma, self.gae_lambda)
         targets = Targets(advantage, advantage + v[:-1])
-        explained = explained_variance(steps.policy.value[steps.mask], targets.value[steps.mask])
+        explained = ExplainedVariance.of(steps.policy.value[steps.mask], targets.value[steps.mask])
         metrics = {"explained_variance": explained}
         steps = steps.replace(obs=self.agent.inputs.arrange(steps.obs))
         return Batch(steps, targets, rollout.state, rollout.next_obs, metrics=metrics)

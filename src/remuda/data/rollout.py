@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, SupportsFloat
 
 from remuda.data.arrays import Array, ArrayTuple
 from remuda.data.trees import Tree, map_tree
@@ -117,7 +117,7 @@ class Batch:
     next_obs: Tree = None  # observations to bootstrap from: [B] after the last row of sequences, [N] for single rows
     weight: Array = None  # importance weight of a prioritized draw: [N] for rows, [B] for sequences
     key: Array = None  # [N, 2] or [B, 2]: identifies each drawn row or sequence, for `Replay.feedback`
-    metrics: Mapping[str, Array | float] = field(default_factory=dict)  # metrics that `prepare` computed, for the log
+    metrics: Mapping[str, SupportsFloat] = field(default_factory=dict)  # metrics that `prepare` computed, for the log
     # Set only in a run's first batch: the smallest and the largest discounted return of all stored rows, and the
     # discounted return if every reward were the mean reward (see `return_range` in replay/ring_replay.py).
     returns: tuple[float, float, float] | None = None

@@ -10,7 +10,7 @@ from remuda.maths.distributions import (
     SquashedGaussian,
 )
 from remuda.maths.losses import MAX_LOG_RATIO, approximate_kl, clipped_surrogate, standardized, value_loss
-from remuda.maths.returns import discounted_returns, explained_variance, gae, n_step_returns
+from remuda.maths.returns import ExplainedVariance, discounted_returns, gae, n_step_returns
 from remuda.maths.values import huber, project, rescale, unscale
 from remuda.maths.vtrace import one_step_advantages, vtrace
 
@@ -19,6 +19,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Distribution",
+    "ExplainedVariance",
     "Gaussian",
     "Joint",
     "MultiCategorical",
@@ -26,7 +27,6 @@ __all__ = [
     "approximate_kl",
     "clipped_surrogate",
     "discounted_returns",
-    "explained_variance",
     "gae",
     "huber",
     "n_step_returns",

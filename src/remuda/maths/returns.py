@@ -8,6 +8,10 @@ from v[T].
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Self
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -70,13 +74,31 @@ def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, g
     return returns[:-1]
 
 
-def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
-    """Return 1 - Var[target - prediction] / Var[target].
+class ExplainedVariance:
+    """1 - Var[target - prediction] / Var[target]: a number, and a `core.PooledMetric`.
 
-    The result is 1 for a perfect prediction, 0 for a constant prediction, and NaN if all targets are equal.
+    The number is 1 for a perfect prediction, 0 for a constant prediction, and NaN if all targets are equal.
     """
-    if target.numel() == 0:  # the rollout has only reset rows; torch.var would warn
-        return target.new_full((), torch.nan)
-    variance = target.var(unbiased=False)
-    nan = torch.full_like(variance, torch.nan)
-    return torch.where(variance > 0, 1 - (target - prediction).var(unbiased=False) / variance, nan)
+
+    def __init__(self, moments: Tensor) -> None:
+        """`moments` [3, 2]: number of rows, mean, and sum of squared deviations, each of target and error."""
+        self._moments = moments
+
+    @classmethod
+    def of(cls, prediction: Tensor, target: Tensor) -> Self:
+        both = torch.stack([target, target - prediction], -1).double()
+        mean = both.sum(0) / max(1, len(both))
+        return cls(torch.stack([torch.full_like(mean, len(both)), mean, (both - mean).square().sum(0)]))
+
+    @classmethod
+    def pool(cls, numbers: Sequence[Sequence[float]]) -> Self:
+        count, mean, squares = torch.tensor(numbers, dtype=torch.float64).view(-1, 3, 2).unbind(1)
+        center = (count * mean).sum(0) / count.sum(0).clamp(min=1)
+        return cls(torch.stack([count.sum(0), center, (squares + count * (mean - center).square()).sum(0)]))
+
+    def numbers(self) -> list[float]:
+        return [float(number) for number in self._moments.flatten()]
+
+    def __float__(self) -> float:
+        target, error = self._moments[2].tolist()
+        return 1.0 - error / target if target > 0.0 else math.nan

@@ -7,6 +7,7 @@ parameters, bit for bit.
     group         `Group`: the parts of a run, and the operations that combine their numbers
     outcomes      `attempt`: errors of one process that all processes must know
     sampler       `PartedSampler`: samples the envs of each part
+    metrics       `PartMetrics`, `merge`: metrics of the whole run from those of its parts
     replay        `PartedReplay`: one replay for each part; all parts draw equally often
     learner       `PartedLearner`, `PartedUpdates`: one gradient from the gradients of all parts
 

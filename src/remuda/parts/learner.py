@@ -9,22 +9,21 @@ only added.
 from __future__ import annotations
 
 import hashlib
-import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from remuda.core import CountsLearnedRows, SeparableAlgorithm, Statistics
 from remuda.data import Batch, Rollout, leaves
-from remuda.devices import CPU, send, to_cpu
+from remuda.devices import CPU, send
 from remuda.errors import RanksDiverged
 from remuda.learning.gradients import Gradients, Pieces
 from remuda.learning.learner import Learner
 from remuda.parts.group import Group
+from remuda.parts.metrics import PartMetrics, merge
 from remuda.parts.replay import PartedBatch
 from remuda.parts.sampler import PartedRollout
 from remuda.recipe import Applied
@@ -54,8 +53,8 @@ class PartedLearner(Learner):
         algorithm, self._group = self.algorithm, group
         # Whether losses are sums over rows; otherwise they are means, and a part is weighted by its number of rows.
         self.adds_losses = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction == "sum"
-        # For each part, pairs of value and weight of every metric since `prepare`.
-        self._pending = [defaultdict[str, list[tuple[Tensor | float, float]]](list) for _ in group.local]
+        self._prepared = [PartMetrics() for _ in group.local]  # metrics that `prepare` has computed
+        self._metrics = [PartMetrics() for _ in group.local]  # metrics of all updates since
         group.serve("set_option", self._set_here)
         group.serve("digest", lambda _: [digest(self.state_dict())] * len(group.local))
 
@@ -90,9 +89,8 @@ class PartedLearner(Learner):
         for statistics in self._exchange([self.algorithm.reward_statistics(part) for part in parts]):
             self.algorithm.absorb(statistics)
         batches = tuple(self.algorithm.prepare(part) for part in parts)
-        for pending, batch, part in zip(self._pending, batches, parts, strict=True):
-            for name, value in batch.metrics.items():
-                pending[name].append((value, float(part.num_real)))
+        for metrics, batch, part in zip(self._prepared, batches, parts, strict=True):
+            metrics.add(batch.metrics, float(part.num_real))
         return cast(Batch, PartedBatch(batches))
 
     def gradients(self, batch: Batch) -> Gradients:
@@ -105,9 +103,8 @@ class PartedLearner(Learner):
             found.append(None if own is None else super().gradients(own))
             rows.append(0.0 if own is None else self._num_learned(own))
         self.clock = clock
-        for pending, gradients, count in zip(self._pending, found, rows, strict=True):
-            for name, value in {} if gradients is None else gradients.metrics.items():
-                pending[name].append((value, count))
+        for metrics, gradients, count in zip(self._metrics, found, rows, strict=True):
+            metrics.add({} if gradients is None else gradients.metrics, count)
         stop = any(gradients is not None and gradients.stop for gradients in found)
         priority = cast(Tensor, [None if gradients is None else gradients.priority for gradients in found])
         return PartedGradients({}, self.version, {}, priority, stop, tuple(found), tuple(rows))
@@ -127,7 +124,19 @@ class PartedLearner(Learner):
         for statistics in found:
             self.algorithm.absorb(statistics)
         self.statistics_version += bool(found)
-        return {f"train/{name}": value for name, value in self._merge_metrics().items()}
+        return {f"train/{name}": value for name, value in self._merged_metrics().items()}
+
+    def _merged_metrics(self) -> dict[str, float]:
+        """Return the metrics of all parts since `prepare`; losses that are sums over rows are added over parts."""
+        pooled = {name: type(metric) for each in self._prepared for name, metric in each.pooled.items()}
+        taken = [(early.take(), late.take()) for early, late in zip(self._prepared, self._metrics, strict=True)]
+        parts = self._group.gather(taken)
+        late = [part[1] for part in parts]
+        losses = {name for part in late for name in part["values"] if name.endswith("loss")}
+        return {
+            **merge([part[0] for part in parts], pooled),
+            **merge(late, {}, losses if self.adds_losses else ()),
+        }
 
     def _exchange(self, statistics: Sequence[Statistics]) -> list[Statistics]:
         """Return the statistics of all parts, given those of this process's parts."""
@@ -137,28 +146,6 @@ class PartedLearner(Learner):
         return [
             {name: torch.from_numpy(value) for name, value in part.items()} for part in self._group.gather(arrays)
         ]
-
-    def _merge_metrics(self) -> dict[str, float]:
-        """Return every metric as a mean since `prepare`.
-
-        It is the mean over the updates of all parts, weighted by their numbers of rows. If losses are sums over rows,
-        a loss is first added over the parts, and the mean is over updates only.
-        """
-        own = [{name: MetricSums.of(values) for name, values in pending.items()} for pending in self._pending]
-        for pending in self._pending:
-            pending.clear()
-        found: dict[str, list[MetricSums]] = defaultdict(list)
-        for part in self._group.gather(own):
-            for name, sums in part.items():
-                found[name].append(MetricSums(*sums))
-        merged = {}
-        for name, parts in found.items():
-            weight, updates = sum(part.weight for part in parts), max(part.updates for part in parts)
-            if self.adds_losses and name.endswith("loss"):
-                merged[name] = sum(part.plain for part in parts) / max(1, updates)
-            else:
-                merged[name] = sum(part.weighted for part in parts) / weight if weight else math.nan
-        return merged
 
 
 def digest(state: Mapping[str, Any]) -> str:
@@ -171,33 +158,6 @@ def digest(state: Mapping[str, Any]) -> str:
         else:
             found.update(repr(leaf).encode())
     return found.hexdigest()
-
-
-class MetricSums(NamedTuple):
-    """Sums over the values of one metric in one part."""
-
-    weighted: float  # sum of values times weights
-    weight: float  # sum of weights
-    plain: float  # sum of values
-    updates: int  # number of values
-
-    @classmethod
-    def of(cls, values: Sequence[tuple[Tensor | float, float]]) -> tuple[float, float, float, int]:
-        """Return the sums over pairs of value and weight, without pairs of weight 0, whose values may be NaN."""
-        kept = [pair for pair in values if pair[1]]
-        if not kept:
-            return 0.0, 0.0, 0.0, 0
-        weights = torch.tensor([weight for _, weight in kept], dtype=torch.float64)
-        stacked = numbers_on_cpu([value for value, _ in kept])
-        return float((stacked * weights).sum()), float(weights.sum()), float(stacked.sum()), len(kept)
-
-
-def numbers_on_cpu(values: Sequence[Tensor | float]) -> Tensor:
-    """Return numbers, or tensors without axes on one device, as a float64 tensor on the CPU; wait at most once."""
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if len(tensors) == len(values):
-        return cast(Tensor, to_cpu(torch.stack(tensors))).double()
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
 
 
 class PartedUpdates:

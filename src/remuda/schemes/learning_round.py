@@ -71,7 +71,7 @@ def learn(
     except Interrupted:
         is_whole = False
     finished = learner.finish(rollout)
-    prepared = {f"train/{name}": mean([value]) for name, value in batch.metrics.items()}
+    prepared = {f"train/{name}": float(value) for name, value in batch.metrics.items()}
     return {**prepared, **means, **finished}, is_whole
 
 

@@ -120,7 +120,7 @@ def sampler_turn(job: Mapping[str, Any]) -> Turn:
     settings = {"algo": "ppo", "env": job["env"], "scheme": scheme}
     setup = resolve_config(settings, any_net(options(complete(job["env"], own)), job["env"]))
     recipe = make_recipe(*setup)
-    torch.set_num_threads(recipe.num_threads or 1)  # the number of threads that a run uses
+    torch.set_num_threads(recipe.num_threads or 1)  # as many threads as a training run would use
     learner = recipe.make_learner()
     agent = learner.algorithm.agent
     weights = recipe.make_weights(agent, 0)
@@ -161,7 +161,7 @@ def update_turn(job: Mapping[str, Any]) -> Turn:
 
 
 def any_net(groups: dict[str, Any], env: str) -> dict[str, Any]:
-    """Set the option `agent.net` in `groups` to auto if `JOBS` has no entry for the env; return `groups`."""
+    """Set the option `agent.net` in `groups` to auto if bench/job.py has no settings for the env; return `groups`."""
     if settings_for(env) is None:
         groups["agent"] |= {"net": "auto"}
     return groups
@@ -180,7 +180,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     try:
         turn = TURNS[job["bench"]](job)
-        turn()  # not measured, because the first call includes one-time work
+        turn()  # the first call is not measured, because it includes one-time work
     except RemudaError as error:
         print(f"{REFUSAL}{job['name']}: {error}", flush=True)
         return

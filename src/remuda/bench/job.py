@@ -134,14 +134,14 @@ def main() -> None:
     job = json.loads(given.job.read_text())
     watch = Stopwatch(job["warm_up"], job["steps"])
     scheme = {"name": job.get("scheme", "serial"), "threads": job["threads"]}
-    remuda.keep_memory()  # the command `remuda train` calls this, too
+    remuda.keep_memory()  # as the command `remuda train` does
     with tempfile.TemporaryDirectory() as directory:
         remuda.train(
             "ppo",
             env=job["env"],
             steps=job["warm_up"]
             + job["steps"]
-            + 2 * job["envs"] * job["n_steps"],  # an upper limit: the stopwatch stops the run earlier
+            + 2 * job["envs"] * job["n_steps"],  # more steps than needed, because the stopwatch stops the run
             seed=job["seed"],
             scheme=scheme,
             out=Path(directory) / "run",

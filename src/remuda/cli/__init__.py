@@ -1,5 +1,5 @@
 """The `remuda` command: runs the module of a subcommand, and turns errors into one sentence and an exit code."""
-# PYTHON_ARGCOMPLETE_OK
+# PYTHON_ARGCOMPLETE_OK (the mark by which argcomplete's global completion finds this command)
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from remuda.errors import EnvError, Interrupted, RemudaError, UsageError, nearest
 
-COMMANDS = {  # name: (module, description)
+COMMANDS = {  # name of a command: (its module in remuda.cli, description)
     "train": ("train", "train an agent, or resume a run"),
     "eval": ("evaluate", "evaluate the newest weights of a run"),
     "record": ("record", "record a video of a run's agent"),

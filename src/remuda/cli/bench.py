@@ -118,7 +118,7 @@ def ended_by_signals() -> Iterator[None]:
 def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
     """Measure contenders that keep one process for all turns.
 
-    Return the results of the turns by contender, and the unit of their entry `count`.
+    Return each contender's results, one per turn, and the unit of the number `count` in every result.
     """
     from remuda.bench.contenders import NAMES, UNITS
 
@@ -147,7 +147,7 @@ def measure_parts(found: argparse.Namespace) -> tuple[Turns, str]:
 def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
     """Measure contenders that start a new run for each turn. The start-up and warm-up of a run are not measured.
 
-    Return the results of the turns by contender, and the unit of their entry `count`.
+    Return each contender's results, one per turn, and the unit of the number `count` in every result.
     """
     from remuda.bench.job import complete
 
@@ -169,7 +169,7 @@ def measure_runs(found: argparse.Namespace) -> tuple[Turns, str]:
 
 
 def leave_out(only: str, error: ConfigError | TrainingError) -> None:
-    """Print `error`, the reason why a contender is left out. If the user chose contenders by --only, raise it."""
+    """Print why a contender is left out, or raise `error` if the user chose contenders by --only."""
     if only:
         raise error
     print(f"  left out: {error}", file=sys.stderr)
@@ -188,7 +188,7 @@ def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str
         "remuda parallel": (ours, {"scheme": "parallel"}),
         "remuda workers act": (ours, {"scheme": "parallel", "sampler": {"inference": "workers"}}),
     }
-    if choose_backend(resolve(env)) is not None:  # if envs are native, also measure Python envs
+    if choose_backend(resolve(env)) is not None:  # a run uses native envs, so also measure a run without them
         found["remuda single envs"] = ours, {"scheme": "parallel", "backend": "python"}
     for peer in PEERS:
         python, scripts = place / f".venv-{peer}" / "bin" / "python", place / "bench" / "peers"

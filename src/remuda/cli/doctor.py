@@ -52,7 +52,7 @@ def run(command: str, argv: Sequence[str]) -> int:
         spec = resolve(found.env, coerce(found.kwargs, "dict[str, Any]", "envs.kwargs"))
         chosen = choose_backend(spec)
         report = {**asdict(examine(spec)), "backend": "python" if chosen is None else chosen.NAME}
-        if chosen is not None:  # runs use native envs, but `examine` has checked a Python env
+        if chosen is not None:  # runs use native envs, whereas `examine` has checked a single Python env
             report["resume"] = f"{WITH_NEW_EPISODES}, because native envs keep their state to themselves"
         problems = report.pop("problems")
     if found.json:

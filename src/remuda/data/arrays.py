@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar, Self
 
-Array = Any  # a numpy array or a torch tensor; this package does not import torch
+Array = Any  # a numpy array or a torch tensor; Any, because this package must not import torch
 RESERVED = ("get", "items", "replace")
 PLAIN = frozenset((tuple, list, dict))
 # Indexing a plain tuple would silently select one of its entries instead of a row.

@@ -20,7 +20,7 @@ import numpy as np
 from remuda.data.space import NumpyArray
 
 MAX_DEPTH = 32
-KINDS = "biufcSU"  # kinds of numpy dtypes: numbers, bools and strings
+KINDS = "biufcSU"  # codes (`dtype.kind`) of the supported numpy dtypes: numbers, bools and strings
 
 
 class Unpackable(ValueError):

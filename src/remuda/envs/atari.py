@@ -202,7 +202,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         return screen
 
     def close(self) -> None:
-        """Do nothing: the emulator is freed with this object."""
+        """Do nothing, because the emulator is freed together with this object."""
 
 
 def opening(codes: list[int], fire_reset: bool) -> int:

@@ -112,7 +112,10 @@ def _check_with_gymnasium(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) 
 
 
 def _check_contract(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> None:
-    """Report values that are not finite or contradict their space: training would refuse, cast or warn about them."""
+    """Report values that are not finite or contradict their space.
+
+    Training would refuse such values, cast them or warn about them.
+    """
 
     def add_problem(text: str) -> None:
         problem = f"{spec.label}: {text}"

@@ -85,7 +85,7 @@ class EnvGroup:
         for row, env in enumerate(self.envs):
             env.attach(rows, row)
         floats = [leaf for _, leaf in leaves(rows.step.obs) if leaf.dtype == np.float32]
-        flat = [leaf.reshape(-1) for leaf in floats]  # views, because rows are contiguous
+        flat = [leaf.reshape(-1) for leaf in floats]  # reshape copies nothing, because the rows are contiguous
         self._floats = [chunk for each in flat for chunk in np.array_split(each, -(-each.size // CHUNK) or 1)]
         self._reward, self._mask = rows.step.reward, scalar_view(rows.step.mask)
         self._terminated, self._truncated = scalar_view(rows.step.terminated), scalar_view(rows.step.truncated)

@@ -22,7 +22,7 @@ from remuda.errors import EnvSpecError
 logger = logging.getLogger("remuda.envs")
 
 MINIGRID_MAX = 10  # the largest code of an object, color or state in a MiniGrid image
-LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # such as Pong-v4; ids of other envs may match too
+LEGACY_ATARI = re.compile(r"[A-Z]\w*-v[04]")  # matches ids such as Pong-v4; ids of other envs may match, too
 OWN = {  # envs of this package, registered on demand
     "Remuda/Mock-v0": "remuda.envs.mock:MockEnv",
     "Remuda/Recall-v0": "remuda.envs.memory_envs:Recall",

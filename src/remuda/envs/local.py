@@ -143,7 +143,7 @@ class LocalEnvs:
         self._sent.append((slot, self._holding[slot] if hold else self._stepping[slot]))
 
     def renew(self, slot: int) -> None:
-        """Start new episodes in the envs of the slot whose episode has ended; the other envs are not touched."""
+        """Start new episodes where the last one has ended; the slot's next step has mask False for all its envs."""
         self._require_received(slot)
         self._is_in_flight[slot] = True
         self._sent.append((slot, self._env_groups[slot].renew))
@@ -169,7 +169,7 @@ class LocalEnvs:
         return slot, rows.step
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of info at a slot's last step; nan where an env's info has no such number."""
+        """Return the entries of info requested at construction, for a slot's last step; nan where one is missing."""
         return dict(self._env_groups[slot].rows.info)
 
     def _check_stop(self) -> None:
@@ -192,7 +192,7 @@ class LocalEnvs:
         return finished
 
     def waited(self) -> float:
-        """Return 0: there are no workers to wait for."""
+        """Return 0 seconds, because there are no workers to wait for."""
         return 0.0
 
     def restarts(self) -> int:

@@ -111,11 +111,11 @@ class NativeEnvs:
         return finished
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return {}: if entries of info are requested, `make_envs` uses single envs instead."""
+        """Return an empty dict, because native envs report no entries of info."""
         return {}
 
     def waited(self) -> float:
-        """Return 0: how long the library's threads were busy is unknown, so all time in `recv` counts as stepping."""
+        """Return 0 seconds, because it is unknown how much of the time in `recv` was spent on waiting."""
         return 0.0
 
     def restarts(self) -> int:

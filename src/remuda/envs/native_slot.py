@@ -70,7 +70,7 @@ class NativeSlot:
         self._starts = np.zeros(self._count, np.int64)  # row of `_rewards` at which each env's episode starts
         self._stats = [self._stats_class() for _ in range(self._count)]
         self._episodes = [1] * self._count
-        self._has_ended, self._is_plain = np.zeros(self._count, bool), True  # is_plain: no episode has just ended
+        self._has_ended, self._is_plain = np.zeros(self._count, bool), True  # is_plain: no env needs a reset
         self._reset_step = None
 
     # --- stepping -----------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class NativeSlot:
             self._stats[env].count(self._rewards[start : self._row + 1, env].tolist(), self._gamma)
 
     def _advance(self) -> None:
-        """Go to the next row of the block; at its end, add all its rewards to the statistics and go to row 0."""
+        """Go to the next row of `_rewards`; from the last row, add the rewards to the statistics and go to row 0."""
         if self._row + 1 == BLOCK:
             for env in range(self._count):
                 self._count_until(env)

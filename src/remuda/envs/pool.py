@@ -89,7 +89,7 @@ class PooledEnvs:
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._number = 0  # number of the last request
         self._is_in_flight = [False] * slots  # for each slot, whether `recv` still has to return it
-        self._sent_at, self._received_at = [0.0] * slots, 0.0  # times by `WorkerPool.clock`
+        self._sent_at, self._received_at = [0.0] * slots, 0.0  # times that `WorkerPool.clock` showed
         self._seed = seed
         self._restarts_before = 0
         self._waited = 0.0
@@ -152,7 +152,7 @@ class PooledEnvs:
             self._worker_stats.report(answer["notices"])
         for member in self._worker_pool.workers:
             member.inbox.clear()  # drops statistics of the requests that were discarded above
-        # The number 0 stands for this reset, which has already written the rows of every slot.
+        # Request number 0 stands for this reset, which has already written the rows of every slot.
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
         self._is_in_flight = [True] * self.num_slots
         return sum(answer["ready"] for answer in answers)
@@ -167,7 +167,7 @@ class PooledEnvs:
         self._request(slot, worker.HOLD if hold else worker.STEP)
 
     def renew(self, slot: int) -> None:
-        """Start new episodes in the envs of the slot whose episode has ended; the other envs are not touched."""
+        """Start new episodes where the last one has ended; the slot's next step has mask False for all its envs."""
         self._require_received(slot)
         self._request(slot, worker.RENEW)
 
@@ -219,7 +219,7 @@ class PooledEnvs:
         return all(self._wait(sent, number, seconds) for sent, number in self._sent if sent == slot)
 
     def _wait(self, slot: int, number: int, seconds: float = math.inf) -> bool:
-        """Wait up to `seconds` until all workers have answered this request; return whether they have.
+        """Wait up to `seconds` for the answers of all workers to request `number`; return whether they have answered.
 
         Request number 0 stands for a reset, which is already complete.
         """
@@ -239,10 +239,10 @@ class PooledEnvs:
             requests.wake()
 
     def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
-        """Do the same as `_wait`, and also replace workers that are lost or take longer than `step_timeout`."""
+        """Return whether all workers answer in `seconds`; replace workers that are lost or exceed `step_timeout`."""
         pool = self._worker_pool
         deadline = time.monotonic() + seconds
-        # The time limit starts when the slot was sent, or when the last slot was received if that was later.
+        # The time limit starts when this slot was sent, or when any slot was last received if that was later.
         start = max(self._sent_at[slot], self._received_at)
         while pending := self._requests.pending(slot, number):
             if pool.has_lost:
@@ -271,7 +271,7 @@ class PooledEnvs:
                 self._worker_stats.add(stats, at_once=self._seeds is not None)
 
     def _receive_stats(self, member: Worker, slot: int, number: int) -> bytes:
-        """Return the statistics that a worker sent over its link before this answer; b"" if the worker is lost."""
+        """Return the statistics that a worker sent over its link for request `number`; b"" if the worker is lost."""
         while (stats := self._find_stats(member, slot, number)) is None and not member.is_lost:
             self._worker_pool.listen(POLL_SECONDS)
             self._worker_pool.reap_if_silent(member, self._step_timeout, "while it owed statistics")
@@ -293,7 +293,7 @@ class PooledEnvs:
         self._attach(member)
 
     def _discard(self, member: Worker) -> bool:
-        """Discard a lost worker's unfinished answers, count its envs' restarts, and return whether it made a step."""
+        """Discard a lost worker's unfinished answers; count its envs' restarts; return whether it made progress."""
         index = member.index
         owed = self._requests.unanswered(index)
         for slot in owed:
@@ -327,7 +327,7 @@ class PooledEnvs:
     def _attach(self, member: Worker) -> None:
         """Send the shared memory and the seed to a worker that has built its envs."""
         assert self._memory is not None
-        # The seed is in the same message, because the worker may have to reset its envs as soon as it is attached.
+        # The message also carries the seed, because the worker's first request may require a reset of its envs.
         order = {"do": "attach", "layout": self._memory.layout, "seed": self._seed, "alone": self._is_alone}
         member.send(order, [self._memory.fd])
         member.last_seen = self._worker_pool.clock
@@ -335,7 +335,7 @@ class PooledEnvs:
     # --- reports and states -------------------------------------------------------------------------------------
 
     def info(self, slot: int) -> dict[str, Array]:
-        """Return the requested entries of info at a slot's last step; nan where an env's info has no such number."""
+        """Return the entries of info requested at construction, for a slot's last step; nan where one is missing."""
         return dict(self._infos[slot])
 
     def episodes(self) -> list[Episode]:
@@ -349,7 +349,7 @@ class PooledEnvs:
         return self._restarts_before + int(self._restarts.sum())
 
     def inspect_workers(self) -> list[worker.WorkerInfo]:
-        """Return pid, imports and memory of every worker."""
+        """Return every worker's process id, whether it has imported torch, and its peak memory."""
         return [answer["inspected"] for answer in self._order_all({"do": "inspect"}, "inspected", self._step_timeout)]
 
     def _order_all(self, order: Mapping[str, object], key: str, seconds: float) -> list[dict[str, Any]]:
@@ -373,7 +373,7 @@ class PooledEnvs:
 
     def set_state(self, state: EnvsState) -> None:
         """Continue from a state that LocalEnvs or a pool with any number of workers saved."""
-        # A worker that later replaces a lost worker needs the seed.
+        # The seed is kept for processes that replace lost workers later.
         libraries, self._seed = state.get("libraries", []), state.get("seed", 0)
         if len(libraries) != len(self._blocks):
             libraries = [None] * len(self._blocks)

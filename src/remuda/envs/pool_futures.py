@@ -38,7 +38,7 @@ class BatchStep:
     terminated: Array
     truncated: Array
     mask: Array  # False where the env was reset instead of taking its action
-    info: Mapping[str, Array]  # the requested entries of info; nan where an env's info has no such number
+    info: Mapping[str, Array]  # entries named by `info` of the EnvPool; nan where an env's info has no such number
 
 
 class StepFuture:
@@ -93,7 +93,7 @@ class EnvPool:
         self.batch_size, self.num_batches = batch_size, num_batches
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
         self._futures: list[StepFuture | None] = [None] * num_batches  # the future of each batch's last step
-        self._results: list[BatchStep | None] = [None] * num_batches  # the step's result; None until received
+        self._results: list[BatchStep | None] = [None] * num_batches  # result of each batch's last step, or None
         try:
             self._envs = PooledEnvs(
                 resolve(env, kwargs),
@@ -124,7 +124,7 @@ class EnvPool:
         return [self._receive(batch) for batch in range(self.num_batches)]
 
     def step(self, batch: int, action: Actions) -> StepFuture:
-        """Send actions [batch_size, ...] without blocking. For a Dict space, `action` may be a dict with its keys."""
+        """Send actions [batch_size, ...] without blocking. Actions of a Dict space may be a dict with its keys."""
         if not 0 <= batch < self.num_batches:
             raise ValueError(f"batch {batch} of num_batches={self.num_batches}: they are numbered from 0.")
         if self._futures[batch] is not None and self._results[batch] is None:

@@ -18,7 +18,7 @@ class Rows:
     restarts: Array  # int64: how many times each env was rebuilt since the last Envs.reset()
     finished: Array  # int64: number of episodes that each env has finished so far
     all_finished: Array  # the array `finished` of the whole LocalEnvs or pool, including envs of other workers
-    info: Mapping[str, Array] = field(default_factory=dict)  # float64; nan where an env's info has no such number
+    info: Mapping[str, Array] = field(default_factory=dict)  # float64 entries of info; nan where an env has none
     # Indices of rows in which the next step must first set terminated and truncated to False, and mask to True.
     marked: list[int] = field(default_factory=list)
     episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (env, values) of finished episodes

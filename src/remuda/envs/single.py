@@ -58,7 +58,7 @@ COUNTS = (
 # CHECKED_ENDS episodes. A check takes 2 us (4 floats) to 25 us (image). Checking the final observations of all
 # episodes would slow CartPole's first, short episodes by 9 %.
 CHECKED_OBSERVATIONS, CHECKED_ENDS = 200, 50
-WARM_UP_KEY = 1 << 20  # key of `derive_seed` for warm-up; larger than its keys for resets, which count restarts
+WARM_UP_KEY = 1 << 20  # key of `derive_seed` for warm-up; resets use the number of restarts, which is smaller
 
 
 class SingleEnv:
@@ -342,7 +342,7 @@ class SingleEnv:
             return 0.0
 
     def _wait_for_renewal(self) -> float:
-        """Let `renew` reset a rebuilt env that is held. If seeds are given, the current seed is used again."""
+        """Write padding; `renew` later resets the rebuilt env and, if seeds are given, reuses the current seed."""
         self._stats, self._rewards, self._is_waiting = self._stats_class(), [], True
         if self._seeds is not None:
             self._seeds_used -= 1

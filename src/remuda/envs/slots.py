@@ -16,7 +16,7 @@ from remuda.envs.action_values import action_leaves
 from remuda.errors import ConfigError
 from remuda.processes.requests import server_of
 
-Block = tuple[int, int]  # (first, last) stands for the envs in range(first, last)
+Block = tuple[int, int]  # (first, last) stands for the envs in range(first, last), without `last`
 
 
 def envs_per_slot(num_envs: int, slots: int) -> int:

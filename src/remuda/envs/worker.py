@@ -54,7 +54,7 @@ class WorkerInfo(TypedDict):
 
 
 def refuse_in_worker() -> None:
-    """Raise EnvSpecError if this process is a worker: it may load the user's script, but must not start a run."""
+    """Raise EnvSpecError if this process is a worker, which may load the user's script but must not start a run."""
     if serving.IN_WORKER:
         raise EnvSpecError(
             f"an env worker that loaded the user's script tried to start a run: put that under {GUARD}"

@@ -45,7 +45,7 @@ class NativeVectorEnv(Protocol):
     def restart(self, which: NDArray[np.bool_]) -> Array | None:
         """Start new episodes where `which` [num_envs] is True; return the observations of all envs.
 
-        Return None if the library cannot reset single envs.
+        If the library can reset only all envs together, start no episode and return None.
         """
 
     def send(self, actions: Array) -> None:
@@ -74,7 +74,7 @@ class Backend(Protocol):
 
     @property
     def IS_SAME_GAME(self) -> bool:
-        """Whether the envs give the same results as single envs of the id, so that "auto" may use the backend."""
+        """Whether the envs give the same results as the id's single Gymnasium env; "auto" requires this."""
 
     def offer(self, spec: EnvSpec) -> str | None:
         """Return None if the backend has this env, else a clause that says why not: "as it only has MyGames/*"."""
@@ -84,7 +84,7 @@ class Backend(Protocol):
 
 
 def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
-    """Return the backend of this name; None for "python", which stands for single envs.
+    """Return the backend of this name; None for "python", which stands for single Gymnasium envs.
 
     For "auto", return a backend whose envs give the same results as single envs, or None if there is no such
     backend; if the id has no single env, return the backend "gymnasium". If `needs_single` is not empty, it names a

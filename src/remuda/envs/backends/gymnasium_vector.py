@@ -72,7 +72,10 @@ class GymnasiumVectorEnv:
         return obs  # type: ignore[no-any-return]
 
     def restart(self, which: NDArray[np.bool_]) -> None:
-        """Return None: Gymnasium's API cannot reset single envs of a vector env that resets by itself."""
+        """Reset nothing; the result, None, tells `NativeSlot` that only all envs can be reset together.
+
+        Gymnasium's API requires nothing else; the vectorized CartPole, for example, always resets all envs.
+        """
         return
 
     def send(self, actions: Array) -> None:

@@ -66,7 +66,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def append_atomic(file: io.FileIO, data: bytes) -> None:
-    """Append all of `data`, or append nothing and raise OSError: a full disk must not leave an incomplete line."""
+    """Append all of `data`, or append nothing and raise OSError, so that a full disk leaves no incomplete line."""
     end = os.fstat(file.fileno()).st_size
     if file.write(data) != len(data):
         file.truncate(end)

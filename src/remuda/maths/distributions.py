@@ -31,9 +31,9 @@ class Distribution(Protocol):
 
     def sample(self, noise: Tensor) -> Any: ...
     def mode(self) -> Any: ...
-    def log_prob(self, action: Any) -> Tensor: ...  # [...]: one sum over an action's parts for each row
-    def entropy(self) -> Tensor: ...  # [...], summed in the same way
-    def kl(self, other: Self) -> Tensor: ...  # KL(self || other) [...], summed in the same way
+    def log_prob(self, action: Any) -> Tensor: ...  # [...]: the sum over the parts of each row's action
+    def entropy(self) -> Tensor: ...  # [...]: the sum over the parts of an action
+    def kl(self, other: Self) -> Tensor: ...  # [...]: KL(self || other), the sum over the parts of an action
     def rows(self, index: Tensor) -> Self: ...  # selects rows by a mask or an index of the leading axes
 
     def perplexity(self) -> Tensor:
@@ -77,13 +77,15 @@ class Categorical(Distribution):
         return (probability * (self.logits - other.logits).masked_fill(probability == 0, 0.0)).sum(-1)
 
     def rows(self, index: Tensor) -> Self:
-        part = copy(self)  # without the constructor, which would normalize the logits again
+        part = copy(self)  # copied, because the constructor would normalize the logits again
         part.logits = self.logits[index]
         return part
 
 
 class MultiCategorical(Distribution):
-    """k independent choices, the i-th of sizes[i] options, from logits [..., sum(sizes)]; actions are int64 [..., k].
+    """k independent choices, the i-th among sizes[i] options, from logits [..., sum(sizes)].
+
+    Actions are int64 [..., k].
 
     All choices are computed as one Categorical [..., k, max(sizes)], padded with logits of -inf. The number of torch
     calls therefore does not grow with k, except in the constructor if sizes differ.
@@ -198,7 +200,7 @@ class SquashedGaussian:
         return 2 * (math.log(2.0) - u - F.softplus(-2 * u))
 
     def mode(self) -> Tensor:
-        """Return the squashed mean."""
+        """Return tanh(mean), the action of a greedy policy."""
         return self.mean.tanh()
 
     def log_prob(self, action: Tensor) -> Tensor:

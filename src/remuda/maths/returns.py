@@ -48,7 +48,7 @@ def gae(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float) -> Tensor:
     """Return Monte-Carlo returns [T, B], bootstrapped only at truncations and the rollout's end.
 
-    In reset rows, the result is v.
+    In reset rows, the return is the value v_t.
     """
     _check(r_t, discount_t, mask_t, v)
     returns = torch.empty_like(v[:-1])
@@ -62,7 +62,7 @@ def discounted_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tenso
 def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float, n: int) -> Tensor:
     """Return n-step returns [T, B]: the discounted sum of the next n rewards and of the value after these rewards.
 
-    Where the episode or the rollout ends sooner, the sum has fewer than n rewards. In reset rows, the result is v.
+    Where the episode or the rollout ends sooner, the sum has fewer than n rewards. In reset rows, the return is v_t.
     """
     _check(r_t, discount_t, mask_t, v)
     if n < 1:

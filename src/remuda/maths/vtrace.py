@@ -54,7 +54,10 @@ def vtrace(
 def one_step_advantages(
     vs_t: Tensor, r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, gamma: float
 ) -> Tensor:
-    """Return r_t + gamma * discount_t * vs_{t+1} - v_t, which V-trace weights by rho_t; 0 on reset rows."""
+    """Return V-trace's advantages before their weighting: r_t + gamma * discount_t * vs_{t+1} - v_t.
+
+    The result is 0 on reset rows.
+    """
     _check(r_t, discount_t, mask_t, v)
     vs_tp1 = torch.cat([vs_t[1:], v[-1:]])
     return (r_t + gamma * discount_t * vs_tp1 - v[:-1]).masked_fill(~mask_t.bool(), 0.0)
@@ -69,7 +72,7 @@ def accumulated(delta_t: Tensor, decay_t: Tensor) -> Tensor:
     delta, decay = (x.numpy() for x in to_cpu((delta_t, decay_t)))
     out = np.empty_like(delta)
     acc = np.zeros_like(delta[0])
-    with np.errstate(over="ignore", invalid="ignore"):  # ratios that are not clipped may overflow
+    with np.errstate(over="ignore", invalid="ignore"):  # if ratios are not clipped, the sums may overflow
         for t in reversed(range(len(delta))):
             acc = delta[t] + decay[t] * acc
             out[t] = acc

@@ -60,13 +60,15 @@ def register_algorithm(
     """Register an algorithm under `name`, and return its entry.
 
     `algorithm` is the class of the algorithm, or the import path of the class. `options` is a dataclass derived from
-    a class of `remuda.config.algo_options`. `presets` maps patterns of env ids to option values (config/presets.py),
-    or is the import path of such a mapping. `builder` is the import path of the `remuda.build.algorithm.Builder` that
-    makes agent and algorithm. `description` is the line that `remuda algos` shows.
+    a class of `remuda.config.algo_options`. `presets` is a mapping {pattern of env ids: {group of options: {option:
+    value}}} (config/presets.py), or its import path. `builder` is the import path of the
+    `remuda.build.algorithm.Builder` that makes agent and algorithm. `description` is the line that `remuda algos`
+    shows.
 
     Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
     docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
-    which the class is derived, and the builder is `options.builder`.
+    which the class is derived (presets only if `options` are derived from the options of that algorithm), and the
+    builder is `options.builder`.
 
     If `algorithm` is an import path and `options` are given, the class is not imported yet. Presets and description
     are then empty unless they are given.

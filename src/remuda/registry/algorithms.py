@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from remuda.build.algorithm import Builder
     from remuda.config.algo_base import AlgoOptions
 
-# {pattern of env ids: {group of options: {name: value}}}
+# Preset values of options, as {pattern of env ids: {group of options: {option: value}}}.
 Presets: TypeAlias = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 
@@ -25,13 +25,13 @@ class AlgorithmEntry:
     name: str
     algorithm: type[Any] | str  # the class, or its import path
     options: type[AlgoOptions]  # a frozen dataclass, whose fields the command line shows as --algo.NAME
-    preset_table: Presets | str  # option values by pattern of env ids, or the import path of such a mapping
+    preset_table: Presets | str  # the mapping `presets`, or its import path
     builder: str  # import path of the `Builder` that makes the agent and the algorithm from a configuration
-    description: str = ""  # one line
+    description: str = ""  # the line that `remuda algos` shows
 
     @property
     def presets(self) -> Presets:
-        """Values of options by pattern of env ids (config/presets.py)."""
+        """Preset values of options, as {pattern of env ids: {group of options: {option: value}}}."""
         found: Presets = load(self.preset_table) if isinstance(self.preset_table, str) else self.preset_table
         return found
 

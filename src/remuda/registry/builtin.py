@@ -1,4 +1,4 @@
-"""Remuda's own algorithms, schemes and env backends. They are registered as any other package registers its own."""
+"""Remuda's own algorithms, schemes and env backends. Other packages use the same functions to register theirs."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ class AsyncWorkers(ABC):
         self._weights, self._seed = weights, seed
         self._step_timeout, self._build_timeout = step_timeout, build_timeout
         self._worker_stats = WorkerStats(len(blueprints))
-        self._changed = threading.Condition()  # its lock guards all attributes that both threads use
+        self._changed = threading.Condition()  # guards what the learner's thread and the supervising thread share
         self._is_ready = [True] * len(blueprints)  # False while the replacement of a lost worker builds envs
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
-        # The learner's version, and the lags of the acting weights behind it in recent answers, in updates.
+        # The learner's version, and for each recent answer, by how many updates the weights that acted were older.
         self._version, self._lags = 0, [0]
         self._seconds: dict[str, float] = {}  # the last result of `take_seconds`
         self._is_closing = False
@@ -86,14 +86,14 @@ class AsyncWorkers(ABC):
 
     @abstractmethod
     def _next_row(self, index: int) -> int:
-        """Return the number of the first row for which worker `index` has drawn no noise.
+        """Return the number of the first row for which worker `index` has not drawn exploration noise yet.
 
         If the worker is lost, its replacement starts at this row.
         """
 
     @abstractmethod
     def _on_ready(self, worker: Worker) -> None:
-        """Start a worker. Its envs are reset before it handles a message that this method sends."""
+        """Let a worker begin to sample; it resets its envs before it handles any message that this method sends."""
 
     @abstractmethod
     def _dispatch(self) -> None:
@@ -112,7 +112,7 @@ class AsyncWorkers(ABC):
         answers = self._worker_pool.ask(requests, "ready", self._build_timeout, self._replace_at_start)
         for answer in answers:
             self._worker_stats.report(answer["notices"])
-        self._worker_pool.should_stop = None  # from now on, only the learner's thread checks for signals
+        self._worker_pool.should_stop = None  # the supervising thread must not check for signals
         for worker in self._worker_pool.workers:
             self._on_ready(worker)
         self._thread.start()
@@ -123,7 +123,7 @@ class AsyncWorkers(ABC):
         self._attach(worker)
 
     def take_lag(self) -> tuple[float, int]:
-        """Return the mean and the largest lag of the acting weights since the last call, in updates."""
+        """Return the mean and largest lag of acting weights behind the learner since the last call, in updates."""
         with self._changed:
             lags, self._lags = self._lags, self._lags[-1:]
         return sum(lags) / len(lags), max(lags)
@@ -146,7 +146,7 @@ class AsyncWorkers(ABC):
             return self._worker_stats.restarts()
 
     def close(self) -> None:
-        """End the thread and every process. A second call does nothing."""
+        """End the supervising thread and all workers. A second call does nothing."""
         self._is_closing = True
         if self._thread.is_alive():
             self._worker_pool.bell.ring()
@@ -174,7 +174,7 @@ class AsyncWorkers(ABC):
     def _check(self, worker: Worker) -> None:
         """Handle the messages of one worker.
 
-        Retire a lost worker, start a replacement that has built its envs, and kill a worker that is silent too long.
+        Retire a lost worker, start a replacement that has built its envs, and kill a worker after its time-out.
         """
         index = worker.index
         while (answer := worker.take(self.answer_key)) is not None:
@@ -211,7 +211,7 @@ class AsyncWorkers(ABC):
         self._made_progress[index] = False
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Give a worker access to the memory and the weights.
+        """Give a worker access to the shared memory and to the weights.
 
         The replacement of a lost worker is also sent a seed, with which it resets its envs at once.
         """

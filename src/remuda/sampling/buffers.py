@@ -45,7 +45,7 @@ def blank_obs(observation: Space, B: int) -> Tree:
 
 
 def allocate(agent: Agent, observation: Space, T: int, B: int) -> Buffers:
-    """Return buffers for T rows of B envs. One call of `agent.act` shows the shapes of actions and policy outputs."""
+    """Return buffers for T rows of B envs, with the shapes of actions and outputs that `agent.act` returns."""
     obs = blank_obs(observation, B)
     width = sum(width for _, width in agent.noise)
     with torch.no_grad():

@@ -45,7 +45,7 @@ class DeviceValueAgent(DeviceAgent):
 
 
 def as_on_cpu(agent: Any) -> Any:
-    """Return an agent with inputs and outputs on the CPU: `agent` itself (an nn.Module), or a wrapper around it."""
+    """Return `agent` (an nn.Module) if it is on the CPU, otherwise a wrapper with inputs and outputs on the CPU."""
     device = next((parameter.device for parameter in agent.parameters()), CPU)
     if device == CPU:
         return agent

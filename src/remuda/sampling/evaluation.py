@@ -20,7 +20,7 @@ from remuda.randomness import Purpose
 from remuda.sampling.noise import Noise
 from remuda.sampling.sampler import ToEnv
 
-NOISE_BLOCK = 128  # rows of noise drawn at once: creating a generator for every row would take longer than inference
+NOISE_BLOCK = 128  # rows of noise drawn at once, because creating a generator for each row would take longer
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def evaluate(
             for episode in envs.episodes():
                 played[episode.env].append(episode.values)
                 done += 1
-            obs = map_tree(torch.from_numpy, step.obs)  # these views are valid until the next send
+            obs = map_tree(torch.from_numpy, step.obs)  # views that are valid until the next `envs.send`
             if state is not None and not step.mask.all():
                 was_reset = torch.from_numpy(~step.mask)
                 state[was_reset] = initial[was_reset]

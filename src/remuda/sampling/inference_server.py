@@ -31,16 +31,16 @@ from remuda.sampling.sampler import ToEnv
 
 
 class Filled(NamedTuple):
-    """A complete rollout in a slot."""
+    """A report that the buffers of a slot hold a complete rollout."""
 
     slot: int
-    first_env: int  # the env of the rollout's first column
+    first_env: int  # the index of the env whose rows are in the rollout's first column
     version: int  # the oldest version of the weights that acted in the rollout
 
 
 @dataclass(eq=False)
 class Group:
-    """Envs that step together, and the rollout that they fill."""
+    """A group of envs that step together, and the state of the rollout that they fill."""
 
     number: int
     writer: RowWriter
@@ -51,7 +51,7 @@ class Group:
 
 
 class InferenceServer:
-    """Samples one rollout per group of envs, each into a slot of memory."""
+    """Runs inference for groups of envs in other processes, and writes a group's rollouts to slots of memory."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class InferenceServer:
         return Filled(slot, columns.start, int(buffers.steps.version[0, 0]))
 
     def _act(self, groups: list[Group]) -> None:
-        """Compute the actions of these groups in one batch, write them, and send them to the envs."""
+        """Compute actions for several groups in one batch, write them to the rollouts, and send them to the envs."""
         self.version = self.weights.pull(self.version)
         inputs, writers = self._inputs, [group.writer for group in groups]
         index = torch.cat([torch.arange(writer.columns.start, writer.columns.stop) for writer in writers])

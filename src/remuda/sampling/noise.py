@@ -1,4 +1,4 @@
-"""The random numbers with which agents act. All processes that draw the same rows of an env get the same numbers."""
+"""The random numbers with which agents act. They depend on seed, env and rows, and are equal in all processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from remuda.randomness import Purpose, keyed_generator
 class Noise:
     """Random numbers for each env and row.
 
-    For each entry (kind, width) of `parts`, a row gets `width` random numbers of this kind.
+    For each entry (kind, width) of `parts`, each row of each env gets `width` random numbers of this kind.
     """
 
     def __init__(

@@ -100,10 +100,10 @@ class ReplayWriterPool(AsyncWorkers):
         self._reported[index] = answer["sampled"]
 
     def _dispatch(self) -> None:
-        """Do nothing: these workers sample without being asked."""
+        """Do nothing, because these workers sample without being asked."""
 
     def _assemble(self) -> None:
-        """Do nothing: the rows are in the replay already."""
+        """Do nothing, because the workers write their rows to the replay themselves."""
 
     def _on_lost(self, index: int) -> None:
         """Prepare a lost worker's groups for its replacement.

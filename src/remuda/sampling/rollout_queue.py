@@ -38,10 +38,10 @@ SLOTS_PER_GROUP = 2  # for each group of envs, a worker holds the slot that it i
 
 @dataclass(frozen=True)
 class FullSlot:
-    """A slot that a worker has filled."""
+    """A slot that a worker has filled with a rollout."""
 
     slot: int
-    first_env: int  # the env of the slot's first column
+    first_env: int  # the index of the env whose rows are in the slot's first column
     version: int  # the oldest version of the weights that acted in the rollout
 
 
@@ -68,8 +68,8 @@ class RolloutQueue(AsyncWorkers):
     ) -> None:
         """Start workers. One call of `take` combines `per_round` of their rollouts.
 
-        `updates_per_round` is the number of updates in a round that skips no update. `max_lag` is the largest lag of
-        a rollout behind the learner, in updates. `limits` are keyword arguments of AsyncWorkers.
+        `updates_per_round` is the number of updates in a round if no update is skipped. `max_lag` is the largest lag
+        of a rollout behind the learner, in updates. `limits` are keyword arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
         self._held: list[list[int]] = [[] for _ in blueprints]  # for each worker, the slots to fill, in this order
@@ -101,7 +101,7 @@ class RolloutQueue(AsyncWorkers):
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
         """Wait for a rollout that is not too old for the learner at `version`, and return it.
 
-        Its arrays are valid until the next call.
+        The arrays of the rollout are valid until the next call.
         """
         with self._changed:
             while (taken := self._usable(version)) is None:
@@ -152,7 +152,7 @@ class RolloutQueue(AsyncWorkers):
         }
 
     def close(self) -> None:
-        """End the thread and every process, and free the memory."""
+        """End the supervising thread and all workers, and free the memory."""
         super().close()
         self._memory.close()
 
@@ -176,7 +176,7 @@ class RolloutQueue(AsyncWorkers):
         return self._rows[index]
 
     def _on_ready(self, worker: Worker) -> None:
-        """Do nothing: a worker starts when `_dispatch` gives it a slot."""
+        """Do nothing, because a worker begins to sample when `_dispatch` gives it a slot."""
 
     def _dispatch(self) -> None:
         self._drop_stale()
@@ -218,7 +218,7 @@ class RolloutQueue(AsyncWorkers):
             if self._staged is not None or len(self._full) < self._per_round:
                 return
             chosen = sorted((self._full.popleft() for _ in range(self._per_round)), key=lambda full: full.first_env)
-            stage = self._stages[1]  # the learner uses the other stage
+            stage = self._stages[1]  # the learner may still use stage 0, which the last `take` returned
         for place, full in enumerate(chosen):
             copy_columns(self._slots[full.slot], stage, place)
         with self._changed:
@@ -230,8 +230,8 @@ def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
     """Return the number of slots: `per_round` each for the current and the next round, and one per group of envs.
 
     With `max_lag`, there are slots for at most `max_lag + 1` rounds. While a worker fills one slot, the other slots
-    suffice for `max_lag` rounds of learning. If each round is one update, a rollout can therefore exceed `max_lag`
-    only if the learner uses another slot twice in the meantime.
+    suffice for `max_lag` rounds of learning. If each round is one update, a rollout can therefore lag by more than
+    `max_lag` only if one of the other slots is filled and learned from twice in the meantime.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)

@@ -40,7 +40,7 @@ class AgentInputs:
 
     def __init__(self, agent: Agent, observation: Space, num_envs: int) -> None:
         self.obs = blank_obs(observation, num_envs)
-        self.obs_arrays = map_tree(lambda tensor: tensor.numpy(), self.obs)  # views of the same memory
+        self.obs_arrays = map_tree(lambda tensor: tensor.numpy(), self.obs)  # NumPy views of `obs`
         self.state = agent.initial_state(num_envs)  # None for agents without memory
         self._initial_state = agent.initial_state(num_envs)
         self.begins = torch.ones(num_envs, dtype=torch.bool)  # True where the next row starts a new episode
@@ -87,7 +87,7 @@ class RowWriter:
     def write_to(self, buffers: Buffers) -> None:
         """Use `buffers` for the next rollout. They must have one column for each env of the slot."""
         self.buffers, self.steps = buffers, buffers.steps
-        arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # views of the same memory
+        arrays = map_tree(lambda tensor: tensor.numpy(), buffers.steps)  # NumPy views of the tensors
         # Reading a field of an ArrayTuple calls a property, so keep the arrays of the hot path as attributes.
         self._obs, self._action, self._reward = arrays.obs, arrays.action, arrays.reward
         self._discount, self._mask = arrays.discount, arrays.mask

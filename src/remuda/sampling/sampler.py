@@ -103,7 +103,7 @@ class EnvSampler:
             self._writers[slot].obs_arrays[...] = step.obs
         self._inputs.reset()
         self._is_over.fill(False)
-        self._inputs.store_next(self._buffers)  # if this worker is lost, `resume` in its replacement reads this
+        self._inputs.store_next(self._buffers)  # if this worker is lost, its replacement reads these values
         self._waited = self.envs.waited()
         return taken
 
@@ -239,7 +239,7 @@ class EnvSampler:
         self._seconds["inference"] += time.perf_counter() - start
 
     def _renew(self) -> None:
-        """Begin new episodes in the envs whose episodes ended during the last rollout."""
+        """Reset the envs whose episodes ended during the last rollout. This is needed only with `wait_reset`."""
         if not self._is_over.any():
             return
         ended = [slot for slot, writer in enumerate(self._writers) if self._is_over[writer.columns].any()]

@@ -43,7 +43,8 @@ from remuda.sampling.worker_services import (
     Writer,
 )
 
-# A MakeParts is called with the blueprint, a heartbeat to call at every step, and a function that receives notices.
+# A MakeParts returns envs, agent and exploration. Its arguments are the blueprint, a function that sends a heartbeat
+# and must be called at every step, and a function to which notices are passed.
 MakeParts = Callable[[Blueprint, Callable[[], bool], Callable[[Notice], None]], tuple[Any, Agent, Exploration]]
 MakeWriter = Callable[[Blueprint, Sequence[int]], Writer]
 

@@ -104,8 +104,8 @@ class WorkerSampler:
         self._next = map_tree(torch.clone, (self._buffers.next_obs, self._buffers.next_state))
 
     def _ask(self, request: Message, key: str, seconds: float) -> list[Message]:
-        """Send the same request to all workers, and to replacements of lost workers; return their answers."""
-        continues = request["do"] in ("collect", "save")  # whether replacements continue from the last rollout's end
+        """Send a request to all workers, again to each replacement of a lost worker, and return their answers."""
+        continues = request["do"] in ("collect", "save")  # whether replacements continue where the last rollout ended
         requests = [request] * len(self._worker_pool.workers)
         answers = self._worker_pool.ask(requests, key, seconds, lambda worker: self._replace(worker, continues))
         self._made_progress = [True] * len(answers)
@@ -152,7 +152,7 @@ class WorkerSampler:
         self._attach(worker, self._seed if continues else None)
 
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
-        """Give a worker access to the memory and the weights.
+        """Give a worker access to the shared memory and to the weights.
 
         A `seed` makes the worker continue from the end of the last rollout, in place of a lost worker.
         """

@@ -196,7 +196,7 @@ class GroupReplayService(ReplayService):
             rollout = Rollout(slot.steps, slot.next_obs, slot.last_value, slot.state)
             self._write(rollout, filled.first_env // self._width)
             if self._writer.may_write():
-                self._server.give(filled.slot)  # at once, so that the group takes part in the next batch
+                self._server.give(filled.slot)  # now, so that the group takes part in the next batch
             else:
                 self._spare.append(filled.slot)
 

@@ -24,7 +24,7 @@ class WorkerStats:
         self._reporter = Reporter(logger)
 
     def add(self, worker: int, answer: Message) -> None:
-        """Add the statistics of one answer."""
+        """Add the statistics in an answer of a worker."""
         self._restarts[worker] = answer["restarts"]
         self._episodes += [Episode(env, values) for env, values in answer["episodes"]]
         for name, seconds in answer["seconds"].items():
@@ -35,7 +35,7 @@ class WorkerStats:
         self._reporter.report(notices)
 
     def on_lost(self, worker: int, num_envs: int) -> None:
-        """Count all envs of a lost worker as rebuilt."""
+        """Add all envs of a lost worker to the number of rebuilt envs."""
         self.lost[worker] += 1
         self.restarts_before += self._restarts[worker] + num_envs
         self._restarts[worker] = 0

@@ -78,9 +78,8 @@ class Envs(Protocol):
     action: Space
     num_envs: int
     num_slots: int
-    should_stop: (
-        Callable[[], bool] | None
-    )  # polled while waiting or stepping; once it returns True, Interrupted is raised
+    # Polled while envs are stepped or waited for; once it returns True, the current call raises Interrupted.
+    should_stop: Callable[[], bool] | None
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
         """Start new episodes in all envs and discard actions sent before; every slot can then be received.
@@ -101,7 +100,8 @@ class Envs(Protocol):
     def info(self, slot: int) -> dict[str, Array]:
         """Return entries of Gymnasium's `info` for the slot's last received step, by name, as float64 arrays [B].
 
-        Names are requested when the envs are made. An entry is nan for envs whose info has no number of that name.
+        Only entries that were requested when the envs were made are returned. An entry is nan for envs whose `info`
+        has no number of that name.
         """
 
     def episodes(self) -> list[Episode]:
@@ -126,7 +126,7 @@ class Envs(Protocol):
         """Prepare these new envs to replace the envs of a lost worker; the first step of every env resets the env.
 
         The new worker calls this method instead of `reset`. `seed` is the seed of the lost worker's last `reset`, and
-        `restarts` is the number of times that envs in this place were lost so far. Implementations that replace lost
+        `restarts` is the number of times that this worker was lost so far. Implementations that replace lost
         workers themselves, or cannot reset on demand, raise RuntimeError.
         """
 
@@ -189,9 +189,12 @@ class Losses:
 class FastPolicy(Protocol):
     """A faster form of a stateless agent's `act`, for samplers: see remuda.fast."""
 
-    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...  # False: the caller must use `act`
-    def choose(self, obs: Any, noise: Tensor) -> TensorTree: ...  # returns actions [B], like `act` with explore=None
-    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...  # returns policy outputs, like `act`
+    # Returns whether the other two methods give the results of `agent.act`. If not, the caller must use `agent.act`.
+    def agrees_with(self, agent: Agent, obs: Any, noise: Tensor) -> bool: ...
+    # Returns the actions [B] that the agent's `act` returns with explore=None.
+    def choose(self, obs: Any, noise: Tensor) -> TensorTree: ...
+    # Returns the policy output that the agent's `act` returns when it chooses these actions.
+    def evaluate_actions(self, obs: Any, action: Any) -> ArrayTuple: ...
 
 
 class FastPath(Protocol):
@@ -199,14 +202,14 @@ class FastPath(Protocol):
 
     # Returns the gradients of the batch, or None if the caller must compute them by autograd with `exact`.
     def gradients(self, batch: Batch, clock: Clock, exact: Callable[[Batch], Gradients]) -> Gradients | None: ...
-    def close(self) -> None: ...  # ends its threads, if it has any
+    def close(self) -> None: ...  # ends the threads that compute gradients, if there are any
 
 
 class Agent(Protocol):
     """The networks and how they act; an nn.Module."""
 
     noise: tuple[tuple[Literal["uniform", "normal"], int], ...]  # kinds and widths of the noise that `act` takes
-    exploration: float  # the amount of exploration where `explore` is None
+    exploration: float  # amount of exploration if `act` is called with explore=None
 
     def initial_state(self, batch: int) -> Tree: ...  # state [batch] of new episodes; None for stateless agents
     # Return actions [B], the policy output to store with each row (or None), and the next state. `explore` [B] is the
@@ -260,14 +263,15 @@ class Algorithm(Protocol):
 class HasTargetNetworks(Protocol):
     """An algorithm with target networks, which `after_update` may move toward the updated parameters."""
 
-    def after_update(self, clock: Clock) -> None: ...  # `clock` already counts the update
+    def after_update(self, clock: Clock) -> None: ...  # called after an update, which `clock.version` counts already
 
 
 @runtime_checkable
 class SeparableAlgorithm(Algorithm, Protocol):
     """An algorithm that lets a learner split a batch by columns and combine the gradients of the parts."""
 
-    @property  # how to combine gradients ("mean" is weighted by real rows); None: batches must not be split
+    # How to combine the gradients of the parts ("mean" is weighted by real rows). None: batches must not be split.
+    @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
 
@@ -275,8 +279,8 @@ class SeparableAlgorithm(Algorithm, Protocol):
 class ActorCriticAlgorithm(Algorithm, Protocol):
     """An algorithm whose losses are those of critics and those of an actor, which can be computed at the same time.
 
-    `losses` returns both. The other two methods use the same parameters, from before the update with this batch. Only
-    `critic_losses` returns priorities.
+    `losses` returns the losses of critics and actor; `critic_losses` and `actor_losses` return the two separately.
+    All three use the parameters before the update with this batch. `actor_losses` returns no priorities.
     """
 
     def critic_losses(self, batch: Batch, clock: Clock) -> Losses: ...
@@ -309,9 +313,9 @@ class Replay(Protocol):
 
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # yields the batches that are due now, possibly none
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # `priority`: absolute errors of batch `key`
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # takes the absolute errors of batch `key`
     def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
-    def paused(self) -> AbstractContextManager[None]: ...  # inside `with`, samplers begin no rollout
+    def paused(self) -> AbstractContextManager[None]: ...  # in this context, samplers begin no rollout
     # Write the rows that no file in `directory` holds yet. Return the state for a checkpoint: the names of all files
     # with rows, and plain values. Return None if there is nothing to save.
     def save(self, directory: Path) -> dict[str, Any] | None: ...
@@ -327,7 +331,7 @@ class DivisibleReplay(Replay, Protocol):
     def set_part(self, part: int, parts: int) -> None: ...  # called before the first draw
 
     # `append` stores a batch, and returns its number of real steps and whether a batch can be drawn. `count_steps`
-    # takes these two, combined over all parts. `add(batch)` is the same as `count_steps(*append(batch))`.
+    # takes both values, combined over all parts. In a run with one part, `add` calls `append`, then `count_steps`.
     def append(self, batch: Batch) -> tuple[int, bool]: ...
     def count_steps(self, steps: int, can_draw: bool) -> None: ...
 
@@ -365,7 +369,7 @@ class Weights(Protocol):
         """
 
     def invitation(self) -> tuple[dict[str, str | None], list[int]]:
-        """Return the arguments `message` and `fds` (file descriptors) with which another process can `join`."""
+        """Return the arguments `message` and `fds` (file descriptors) with which another process calls `join`."""
 
     @classmethod
     def join(cls, module: nn.Module, message: Mapping[str, object], fds: list[int]) -> Self:

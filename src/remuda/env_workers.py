@@ -1,4 +1,4 @@
-"""The `WorkerKind` of env workers, sampler workers and evaluators: how errors and log lines refer to them."""
+"""The wording of errors and log lines about env workers, sampler workers and evaluators."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def free_memory() -> int:
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
-    with suppress(OSError, ValueError):  # ValueError: memory.max holds "max" if there is no limit
+    with suppress(OSError, ValueError):  # ValueError: memory.max contains the word "max" if there is no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
         found.append(max(0, limit - used))
@@ -50,17 +50,18 @@ def keep_memory() -> None:
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        # Older versions of glibc refuse more than 32 MiB.
+        # Older versions of glibc refuse thresholds above 32 MiB.
         if mallopt(MMAP_THRESHOLD, 1 << 30) or mallopt(MMAP_THRESHOLD, 32 << 20):
             mallopt(TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 @contextmanager
 def existing_objects_frozen() -> Iterator[None]:
-    """Exclude the objects that exist now from garbage collections within a context.
+    """Return a context manager. Until its exit, garbage collections skip all objects that existed at its entry.
 
-    Most of them belong to imported modules and never become garbage, but every full collection would visit them.
-    If the program has already called `gc.freeze`, it manages its garbage collection itself, and nothing is changed.
+    Most of these objects belong to imported modules and never become garbage, but every full collection would visit
+    them. If the program has already called `gc.freeze`, it manages its garbage collection itself, and the context
+    manager does nothing.
     """
     if gc.get_freeze_count():
         yield

@@ -17,7 +17,7 @@ import numpy as np
 class Purpose(IntEnum):
     """The purposes of random numbers. Changing the value of a member changes the results of runs.
 
-    The comments state what `keyed_generator` takes as `key` and `position` for each purpose.
+    The comment on each member states what `keyed_generator` takes as `key` and `position` for this purpose.
     """
 
     EXPLORATION = 0  # key: the env; position: the row

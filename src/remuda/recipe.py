@@ -53,11 +53,11 @@ class AsyncSampler(Protocol):
     """The interface that all asynchronous samplers share. They own their envs."""
 
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Start sampling for a learner at `version`; return the number of random steps, as `Sampler.reset` does."""
+        """Start sampling for a learner at `version`; return the number of random steps over all envs."""
 
-    def take_seconds(self) -> dict[str, float]: ...  # as Sampler.take_seconds, on average over the workers
-    def episodes(self) -> list[Episode]: ...  # as Sampler.episodes
-    def restarts(self) -> int: ...  # as Sampler.restarts
+    def take_seconds(self) -> dict[str, float]: ...  # mean seconds of a worker, by activity, since the last call
+    def episodes(self) -> list[Episode]: ...  # episodes that have finished since the last call
+    def restarts(self) -> int: ...  # how often envs were rebuilt so far
     def close(self) -> None: ...
 
 
@@ -81,7 +81,7 @@ class ReplayWriters(AsyncSampler, Protocol):
     def poll(self, version: int) -> None:
         """Record the learner's current version; raise the error that ended sampling, if there was one."""
 
-    def take_lag(self) -> tuple[float, int]: ...  # mean and largest age of weights since the last call
+    def take_lag(self) -> tuple[float, int]: ...  # mean and largest age of the acting weights, in updates
     def drain(self) -> None: ...  # wait for the statistics of all written rows, for a limited time
 
 
@@ -120,7 +120,7 @@ class Progress:
     episodes: int = 0
     restarts: int = 0  # envs that were rebuilt
     dropped: int = 0  # rollouts that were too old to learn from
-    cut: int = 0  # episodes that were ended for `Recipe.cut_every`
+    cut: int = 0  # episodes that were ended early because of `Recipe.cut_every`
 
 
 def refuse_division(group: Group) -> Recipe:
@@ -171,7 +171,7 @@ class Round:
     is_last: bool = False  # True if the run ends with this round; set once the log has recorded the round
     is_whole: bool = True  # False if a stop signal ended the round before all due updates were made
     was_cut: bool = False  # True if all envs start new episodes after this round (`Recipe.cut_every`)
-    cut_follows: bool = False  # True if a later round will be cut, but not this one: no exact resume from here
+    cut_follows: bool = False  # True if only a later round will be cut, so that a resume from this one is not exact
     evaluations: list[dict[str, object]] = field(default_factory=list)  # new results of the Evaluator
 
 
@@ -182,16 +182,19 @@ class Log(Protocol):
         """Load the last checkpoint into the learner; return the counters, and the sampler's state if it was saved."""
 
     def restore(self, replay: Replay) -> None: ...  # load the replay of the last checkpoint, before the first round
-    def begin(self) -> None: ...  # start the clock for rates, after warm-up
+    def begin(self) -> None: ...  # start to measure steps per second, after warm-up
     def round(self, round: Round) -> bool: ...  # record a round; return whether to stop now
-    def save(self, round: Round) -> None: ...  # write a checkpoint of the round unless there is one
+    def save(self, round: Round) -> None: ...  # write a checkpoint of the round unless it has one
     def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
-    def must_stop(self) -> bool: ...  # True some time after a signal: end this round early
+    def must_stop(self) -> bool: ...  # True if this round must end early, some time after a signal
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Save what was learned if an error ends the run. Called like `__exit__`, before learner and replay close."""
+        """Save what was learned if an error ends the run; call this before learner and replay are closed.
+
+        The arguments are those of `__exit__`.
+        """
 
     def save_if_stopped(self, error: Interrupted) -> None: ...  # save what was learned if a signal interrupts a round
 

@@ -55,7 +55,7 @@ def has_halves(algorithm: Algorithm) -> bool:
 
 
 def shares_devices(config: RunConfig) -> bool:
-    """Return whether every rank of a host gets a device of its own, as with `--device cuda`, without an index."""
+    """Return whether every rank of a host gets a device of its own, as with `--device cuda` without an index."""
     return ":" not in config.device and config.device not in ("cpu", "mps")
 
 

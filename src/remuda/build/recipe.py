@@ -43,8 +43,8 @@ def make_recipe(
 ) -> Recipe:
     """Return the recipe of a run; raise ConfigError before any process is started if the run cannot be built.
 
-    If the run is divided into parts, `group` determines which parts belong to this process. If it is None, all parts
-    belong to this process.
+    If the run is divided into parts, `group` determines which parts belong to this process. If `group` is None, they
+    all belong to this process.
     """
     if group is None and config.num_parts > 1:
         group = LocalGroup(config.num_parts)
@@ -166,7 +166,7 @@ def check_machine(config: RunConfig) -> None:
 
 
 def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
-    """Return the number of parts into which the learner splits a batch, and the number of torch threads for each.
+    """Return the number of parts into which the learner splits a batch, and the number of torch threads per part.
 
     While samplers keep the cores busy, it is faster to split a batch among threads than to split matrix products.
     """

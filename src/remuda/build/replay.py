@@ -163,10 +163,10 @@ def num_frames(config: RunConfig, observation: Space) -> int:
 
 
 def refuse_too_large(config: RunConfig, info: EnvInfo, state: Tree) -> None:
-    """Raise ConfigError for a replay that exceeds the free memory.
+    """Raise ConfigError if the replay would take more than the fraction SPARE of the free memory.
 
-    The allocation itself would succeed, because the system provides a page of shared memory only when a process
-    writes to it.
+    The allocation itself would succeed without enough memory, because the system provides a page of shared memory
+    only when a process writes to it.
     """
     if not config.algo_options.uses_replay:
         return

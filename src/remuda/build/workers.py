@@ -180,7 +180,7 @@ def make_ring_writer(
 class RingWriter:
     """Appends the rollouts of one worker's env groups to a ring.
 
-    If `states` is not None, it stores the recurrent state before each rollout.
+    If `states` is not None, the writer also stores the recurrent state before each rollout.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""`AlgoOptions`: the options that every algorithm has, and a description of an algorithm for the rest of Remuda.
+"""`AlgoOptions`: the options that all algorithms share, and what other modules need to know about an algorithm.
 
-The description consists of class variables and methods: what the algorithm learns from, which builder makes it, and
-which values of other options it excludes. To add an algorithm in another package, derive its options class from a
+Class variables and methods tell other modules what the algorithm learns from, which builder makes it, and which
+values of other options it excludes. To add an algorithm in another package, derive its options class from a
 class of algo_options.py and override what differs (docs/extending.md).
 """
 
@@ -20,7 +20,7 @@ Data = Literal["rollouts", "sequences", "replay"]
 
 @dataclass(frozen=True)
 class AlgoOptions(Checked):
-    """Options of every algorithm."""
+    """Base class of the options of algorithms, with the options that all algorithms share."""
 
     _group = "algo."
     # What the algorithm learns from: rows of fresh rollouts, sequences of fresh rollouts, or a replay.
@@ -88,7 +88,7 @@ class AlgoOptions(Checked):
         return self if size is None else replace(self, batch_size=size // parts)  # type: ignore[call-arg]
 
     def agent_arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments of the agent that are specific to this kind of algorithm."""
+        """Return keyword arguments for the agent's constructor that not all agents have."""
         return {}
 
     def algorithm_arguments(self) -> dict[str, object]:
@@ -96,7 +96,7 @@ class AlgoOptions(Checked):
         return {}
 
     def columns_per_round(self, envs: int) -> int:
-        """Return the number of sequences (columns) in one round of an asynchronous scheme with this many envs."""
+        """Return the number of sequences (columns) in one round of an asynchronous scheme with `envs` envs."""
         return envs
 
     def updates_per_round(self, columns: int) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnPolicyOptions(AlgoOptions):
-    """Options of algorithms that learn from fresh rollouts."""
+    """Options common to all algorithms that learn from fresh rollouts, such as PPO and IMPALA."""
 
     data: ClassVar[Data] = "rollouts"
     builder: ClassVar[str] = "remuda.build.algorithm:ON_POLICY"
@@ -51,7 +51,7 @@ class OnPolicyOptions(AlgoOptions):
 
 @dataclass(frozen=True)
 class GAEOptions(OnPolicyOptions):
-    """Options of A2C and PPO."""
+    """Options that A2C and PPO share."""
 
     gae_lambda: float = option(0.95, "lambda of generalized advantage estimation", low=0.0, high=1.0)
     normalize_advantage: bool = option(True, "standardize the advantages of each minibatch to mean 0, deviation 1")
@@ -125,7 +125,7 @@ class A2COptions(GAEOptions):
 
 @dataclass(frozen=True)
 class VTraceOptions(OnPolicyOptions):
-    """Options of IMPALA and APPO."""
+    """Options that IMPALA and APPO share."""
 
     data: ClassVar[Data] = "sequences"
 
@@ -195,7 +195,7 @@ def _fewer_epochs(n_epochs: int) -> list[str]:
 
 @dataclass(frozen=True)
 class OffPolicyOptions(AlgoOptions):
-    """Options of algorithms that learn from a replay."""
+    """Options common to all algorithms that learn from a replay, such as DQN and SAC."""
 
     data: ClassVar[Data] = "replay"
     unused_agent_options: ClassVar[tuple[str, ...]] = ("shared", "log_std_init", "head_hidden")

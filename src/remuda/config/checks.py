@@ -34,7 +34,7 @@ def check_run(config: RunConfig) -> None:
 
 
 def check_parts(config: RunConfig) -> None:
-    """Check that envs and minibatches can be divided evenly among the parts, and that inference is central."""
+    """Check that envs and minibatches can be divided evenly among the run's parts, and that inference is central."""
     parts = config.num_parts
     if parts == 1:
         return
@@ -157,7 +157,7 @@ def check_asynchronous(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Check the names of devices (but not if they exist), and that workers run the policy on the CPU."""
+    """Refuse devices named gpu, and workers that do not run the policy on the CPU; do not check if devices exist."""
     for option, device in (("device", config.device), ("sampler.device", config.sampler_device)):
         kind, colon, number = device.partition(":")
         if kind == "gpu":

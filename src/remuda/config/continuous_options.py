@@ -12,7 +12,7 @@ from remuda.errors import ConfigError
 
 @dataclass(frozen=True)
 class ActorCriticOptions(OffPolicyOptions):
-    """Options of DDPG, TD3 and SAC."""
+    """Options that DDPG, TD3 and SAC share."""
 
     builder: ClassVar[str] = "remuda.build.algorithm:CONTINUOUS"
     actions: ClassVar[str] = "Box"

@@ -65,7 +65,7 @@ def check_value(name: str, value: Any, rules: Mapping[str, Any]) -> None:
 
 
 def fill(options: Any, values: Mapping[str, object], group: str) -> Any:
-    """Return a copy of an options dataclass with these values; raise ConfigError for unknown names or wrong types."""
+    """Return a copy of an options dataclass with `values`; raise ConfigError for unknown names or wrong types."""
     known = {item.name: item for item in fields(options)}
     changed: dict[str, object] = {name: getattr(options, name) for name in known}
     for name, value in values.items():
@@ -80,13 +80,13 @@ def annotation_of(item: Field[object]) -> str:
     return item.type.__name__ if isinstance(item.type, type) else str(item.type)
 
 
-Auto = Literal["auto"]  # with this value, the run determines the option itself
+Auto = Literal["auto"]  # an option with the value "auto" is determined by the run itself
 
 WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
 def coerce(value: object, annotation: str, name: str) -> Any:
-    """Convert a value from the command line, YAML or Python to the type that its field declares."""
+    """Convert a value from the command line, YAML or Python to `annotation`, the type of its field."""
     optional = annotation.endswith("| None")
     kind = annotation.removesuffix("| None").strip()
     if optional and (value is None or str(value).lower() in ("none", "null")):

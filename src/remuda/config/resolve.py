@@ -74,7 +74,7 @@ def max_steps() -> int | None:
 
 
 def _shorten(config: RunConfig, limit: int | None) -> RunConfig:
-    """Cap the steps of a run, and shorten its rollouts and warm-up, so that the run still makes updates."""
+    """Cap the steps of a run at `limit`; shorten its rollouts and warm-up, so that the run still makes updates."""
     if limit is None or config.steps <= limit:
         return config
     logging.getLogger("remuda").warning("%s=%d shortens this run of %d steps.", MAX_STEPS, limit, config.steps)
@@ -90,7 +90,7 @@ def merge(first: Groups, second: Groups) -> dict[str, dict[str, object]]:
 
 
 def options_classes(algo: str) -> dict[str, type[object]]:
-    """Return the options class of each group in a run of this algorithm."""
+    """Return the options class of each group in a run of the algorithm `algo`."""
     return {"algo": find_algorithm(algo).options, **KINDS}
 
 
@@ -123,13 +123,13 @@ def fill_config(values: Mapping[str, object], wanted: Groups, label: str, info: 
     }
     if filled["agent"].core and "batch_size" not in wanted["algo"]:
         filled["algo_options"] = filled["algo_options"].with_memory()
-    # Replace values that mean "automatic" by the values for this machine. config.yaml stores these, so a run that
-    # is resumed on another machine uses them as well.
+    # Replace values that mean "automatic" by the values for this machine. config.yaml stores the values for this
+    # machine, so a run that is resumed on another machine uses them as well.
     scheme, sampler = find_scheme(str(values["scheme"])), filled["sampler"]
     if scheme.has_ranks:
         is_free = "envs" not in wanted["sampler"]
         ranks = filled["scheme_options"].ranks or num_ranks(sampler.envs, filled["algo_options"], is_free)
-        if is_free:  # all ranks have equally many envs, but the presets of ddpg, td3 and sac have only 1
+        if is_free:  # round up to equally many envs per rank; the presets of ddpg, td3 and sac have only 1
             sampler = replace(sampler, envs=-(-sampler.envs // ranks) * ranks)
         filled["scheme_options"] = replace(filled["scheme_options"], ranks=ranks)
     if filled["scheme_options"].threads == 0:
@@ -194,11 +194,11 @@ def num_ranks(envs: int, options: AlgoOptions, can_add_envs: bool) -> int:
     """Return the default of `scheme.ranks`. Under torchrun, it is the number of processes that torchrun has started.
 
     Without torchrun, it is the largest number of ranks, at most one per core, that divides the size of a minibatch.
-    Unless `can_add_envs`, it also divides the number of envs.
+    If `can_add_envs` is False, it also divides the number of envs.
     """
     if (torchrun := read_torchrun()) is not None:
         return torchrun.size
-    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # every number divides 0
+    divided = math.gcd(0 if can_add_envs else envs, options.minibatch_size or 0)  # gcd ignores 0: gcd(0, n) is n
     return max(count for count in range(1, usable_cores() + 1) if divided % count == 0)
 
 

@@ -57,7 +57,7 @@ class RunConfig:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether samplers run ahead of the learner."""
+        """Whether samplers and learner run asynchronously."""
         return self.scheme_entry.is_asynchronous
 
     @property
@@ -74,7 +74,7 @@ class RunConfig:
 
     @property
     def num_parts(self) -> int:
-        """Number of parts with an equal share of envs, minibatches and replay (remuda.parts)."""
+        """Number of equal parts into which envs, minibatches and replay are divided (remuda.parts)."""
         return self.scheme_options.parts * max(1, self.scheme_options.ranks)
 
     @property

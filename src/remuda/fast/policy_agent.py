@@ -156,7 +156,7 @@ class FastMLP:
         return outputs
 
     def backward(self, outputs: list[Tensor], gradient: Tensor) -> None:
-        """Write all parameters' gradients to their views. `gradient` is the gradient with respect to the features."""
+        """Write all parameters' gradients to `into`. `gradient` is the gradient with respect to the features."""
         for index in reversed(range(len(self.layers))):
             output = outputs[index + 1]
             if self.is_tanh:
@@ -216,7 +216,7 @@ class FastPolicyAgent:
 
     @torch.no_grad()
     def forward(self, obs: Tensor, action: Tensor) -> RowOutputs:
-        """Return the agent's outputs for N rows, and the activations for `gradient`."""
+        """Return the agent's outputs for N rows, and the activations that `gradient` needs."""
         x = obs if self._inputs is None else self._inputs(obs).reshape(len(obs), -1)
         policy = self._trunk.forward(x)
         value = policy if self._value_trunk is None else self._value_trunk.forward(x)

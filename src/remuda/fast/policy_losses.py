@@ -97,7 +97,7 @@ def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
     if ppo.normalize_advantage:
         advantage = standardized_rows(advantage)
     log_ratio = rows.log_prob - steps.policy.log_prob.numpy()
-    max_log_ratio = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # as in clipped_surrogate
+    max_log_ratio = np.where(advantage >= 0, np.float32(MAX_LOG_RATIO), np.float32(np.inf))  # see clipped_surrogate
     ratio = np.exp(np.minimum(log_ratio, max_log_ratio))
     gain, clipped_gain = ratio * advantage, ratio.clip(1 - clip, 1 + clip) * advantage
     error = rows.value - target
@@ -114,7 +114,7 @@ def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
     value_loss, entropy = float(squared) / n, float(rows.entropy.sum()) / n
     kl = float((np.expm1(log_ratio) - log_ratio).sum()) / n
     by_rows = RowGradients(
-        log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # NaN stays NaN
+        log_prob=np.where(gain > clipped_gain, np.float32(0), gain) * np.float32(-1 / n),  # NaN in gain stays NaN
         value=error * np.float32(2 * ppo.vf_coef / n),
         entropy=-ent_coef / n,
     )
@@ -131,13 +131,13 @@ def ppo_losses(ppo: PPO, rows: RowOutputs, batch: Batch, clock: Clock) -> RowLos
 
 
 def standardized_rows(x: Rows) -> Rows:
-    """Compute `maths.standardized` in numpy."""
+    """Scale rows to mean 0 and deviation 1 in numpy, as `maths.standardized` does in torch."""
     if len(x) < 2:
         return x
     mean = x.sum() / len(x)
     centered: Rows = x - mean
     deviation = math.sqrt(centered.dot(centered) / (len(x) - 1))
-    if deviation <= ROUNDING * abs(mean):  # False for NaN, so that NaN stays NaN
+    if deviation <= ROUNDING * abs(mean):  # False for NaN, so that the result is NaN
         return np.zeros_like(x)
     centered /= np.float32(deviation + 1e-8)
     return centered

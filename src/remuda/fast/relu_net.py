@@ -65,9 +65,9 @@ class ReluNet:
         return by_output
 
     def to_first(self, hidden: list[Tensor], by_output: Tensor) -> Tensor:
-        """Return the same gradient as `backward`, but write no parameter gradients to the views.
+        """Return the gradient w.r.t. the first layer's output, as `backward` does, but no parameter gradients.
 
-        `hidden` holds only the outputs of the hidden layers.
+        `hidden` holds the outputs of the hidden layers, without the input and the output of the network.
         """
         for index in reversed(range(1, len(self.layers))):
             by_output = self._to_previous(index, hidden[index - 1], by_output)

@@ -25,7 +25,7 @@ from remuda.learning.gradients import Gradients
 
 
 class SideBySideSAC(FastSAC):
-    """A gradient function whose actor has a thread of its own; call `close` at the end."""
+    """A gradient function that computes the actor's gradients in a thread, which `open` starts and `close` ends."""
 
     def __call__(self, batch: Batch, clock: Clock) -> Gradients | None:
         return self.gradients(batch, clock)
@@ -38,7 +38,7 @@ class SideBySideSAC(FastSAC):
             log_prob, best = actor.result()
         return RowResults(log_prob, best, q, error)
 
-    @torch.no_grad()  # needed here, because torch has this setting for each thread
+    @torch.no_grad()  # needed, because autograd is switched off separately in each thread
     def _of_actor(self, drawn: Transitions, alpha: float) -> tuple[Tensor, ...]:
         return tuple(in_pieces(partial(self._actor_piece, alpha=alpha), drawn))
 
@@ -64,7 +64,7 @@ class SideBySideSAC(FastSAC):
             )
             return first.add_(second)
         by_action = torch.empty(len(by_chosen), outputs[0][0].shape[1] - actions.start)
-        for index, (critic, each) in enumerate(pairs):  # in each row, the loss uses only the lower of two values
+        for index, (critic, each) in enumerate(pairs):  # each row's loss uses only the critic with the lower value
             rows = by_chosen[:, index].nonzero().squeeze(-1)
             hidden = [x.index_select(0, rows) for x in each[1:-1]]
             by_action[rows] = critic.to_input(critic.to_first(hidden, by_chosen[rows, index : index + 1]), actions)
@@ -86,7 +86,7 @@ class SideBySideSAC(FastSAC):
         return q[:, 0], error
 
     def open(self) -> GradientFunction:
-        """Start the actor's thread; return this object."""
+        """Start the actor's thread; return this object, which is the gradient function."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="remuda-actor")
         return self
 

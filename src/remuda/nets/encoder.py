@@ -4,7 +4,7 @@
     net = make_net(inputs.shapes, "auto")
     features = net(inputs(obs))                 # [N, F], from a tensor or a named array tuple of tensors
 
-A network of your own replaces the result of `make_net`; its constructor takes the same shapes.
+You can use a network of your own instead of the result of `make_net`. Its constructor takes `inputs.shapes`, too.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EntriesNet(nn.Module):
     ) -> None:
         super().__init__()
         self.names = tuple(shapes)
-        # Not a ModuleDict: its keys would be paths such as "a.b", and torch does not allow dots in module names.
+        # A ModuleDict would need paths such as "a.b" as keys, but torch does not allow dots in module names.
         self.branches = nn.ModuleList(
             make_branch(shape) if len(shape) == 3 else nn.Identity() for shape in shapes.values()
         )

@@ -36,7 +36,7 @@ from remuda.data import Tree, leaves, map_tree
 from remuda.nets.conv import is_channels_first
 from remuda.nets.normalize import Moments, Standardize
 
-Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # the shape of a leaf, or {dotted path: shape} of all leaves
+Shapes = tuple[int, ...] | dict[str, tuple[int, ...]]  # shape of the only leaf, or {dotted path: shape} of all leaves
 
 
 class Inputs(nn.Module):
@@ -121,7 +121,7 @@ class LeafInput(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def arrange(self, obs: Tensor) -> Tensor:
-        """Store the channels of images last in memory. Pixels are still bytes here, so copying costs less."""
+        """Store the channels of images last in memory. Pixels are not yet float32, so copying costs less."""
         if not self.is_channels_first or obs.movedim(-3, -1).is_contiguous():
             return obs
         return torch.stack(obs.unbind(-3), -1).movedim(-1, -3)  # takes half the time of contiguous()
@@ -152,9 +152,9 @@ def is_image(space: Space) -> bool:
 
 
 def image_bound(space: Space) -> NDArray[np.float32]:
-    """Return each pixel's upper bound, or 1 where no bound above 1 is known.
+    """Return the upper bound of each pixel as an array of the image's shape, with 1 where no bound above 1 is known.
 
-    If all pixels have the same bound, return it as an array without axes.
+    If all pixels have the same bound, return a 0-dimensional array that holds this bound.
     """
     assert space.high is not None
     high = space.high.astype(np.float64)

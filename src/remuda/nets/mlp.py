@@ -22,7 +22,7 @@ def orthogonal(layer: Layer, gain: float) -> Layer:
     """Set orthogonal weights (arXiv 1312.6120), scaled by `gain`, and zero biases in place; return the layer.
 
     As in OpenAI Baselines, the gain is sqrt(2) for hidden layers, 0.01 for policy heads, and 1 for value heads.
-    Residual networks differ from this.
+    Residual networks use other gains (residual.py).
     """
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:

@@ -43,7 +43,7 @@ class Moments(NamedTuple):
 class RunningMoments(nn.Module):
     """Mean and variance of all rows that were merged so far.
 
-    They stay on the CPU, where rollouts are, even if the networks move to another device. They are float64, which
+    Both stay on the CPU, where rollouts are, even if the networks move to another device. Both are float64, which
     Apple's GPUs do not support.
     """
 
@@ -61,7 +61,7 @@ class RunningMoments(nn.Module):
         return self
 
     def update(self, rows: Tensor) -> None:
-        """Merge rows [N, *shape]."""
+        """Merge rows [N, *shape] into the mean and the variance."""
         self.merge(Moments.of(rows))
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class Standardize(nn.Module):
         self.merge(Moments.of(rows))
 
     def merge(self, new: Moments) -> None:
-        """Merge the moments of new rows."""
+        """Merge the moments of new rows into the statistics, and compute `shift` and `scale` again."""
         self.moments.merge(new)
         self.shift.copy_(self.moments.mean)
         self.scale.copy_((self.moments.var + 1e-8).rsqrt())

@@ -52,7 +52,7 @@ class Core(nn.Module):
                         nn.init.orthogonal_(gate)
                 else:
                     nn.init.zeros_(parameter)
-                if kind == "lstm" and name == "bias_ih_l0":  # order of gates: input, forget, cell, output
+                if kind == "lstm" and name == "bias_ih_l0":  # torch orders gates: input, forget, cell, output
                     parameter[size : 2 * size] = 1.0
 
     def initial_state(self, batch: int) -> State:

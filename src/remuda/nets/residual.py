@@ -134,7 +134,7 @@ def convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
 def fixup_convolution(depth: int, out: int, orthogonal_init: bool) -> nn.Conv2d:
     """Make a convolution without bias, initialized orthogonally or else by He's rule (arXiv 1502.01852).
 
-    Fixup starts from such an initialization; torch's default weights would be smaller.
+    Fixup starts from one of these two initializations; torch's default weights would be smaller.
     """
     layer = nn.Conv2d(depth, out, 3, padding=1, bias=False)
     if not orthogonal_init:

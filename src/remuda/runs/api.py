@@ -142,7 +142,7 @@ class Run:
         quiet: bool = False,
         **groups: Mapping[str, object],
     ) -> Training:
-        """Continue this run round by round, from its newest checkpoint. The arguments are those of `resume`."""
+        """Continue this run round by round, from its newest checkpoint; `remuda.resume` explains the arguments."""
         changed = {} if steps is None else {"steps": steps}
         setup = resume_config(self.path, changed, groups, self._env, self._net)
         called = as_list(callbacks)
@@ -263,7 +263,7 @@ def start(
     quiet: bool = False,
     **groups: Mapping[str, object],
 ) -> Training:
-    """Start a run whose rounds your own loop calls one by one. The arguments are those of `train`.
+    """Start a run whose rounds your own loop calls one by one; `remuda.train` explains the arguments.
 
     with remuda.start("ppo", "CartPole-v1", steps=200_000) as run:
         while not run.done():
@@ -292,7 +292,8 @@ def resume(
     steps: a new total number of steps; by default the number that the run was started with.
     device: a new device; by default that of the run. On another device, numbers are rounded differently.
     env, net: the env and net of the run; needed if they have no import path, such as classes defined in a script.
-    callbacks, quiet: as in `train`.
+    callbacks: functions that are called with the `Round` after every round; returning True stops the run.
+    quiet: whether to print no progress and no log lines.
     groups: new values of options; only those in eval={...}, checkpoint={...} and log={...} may be changed.
     """
     path = RunDirectory.open(path).path  # a link such as runs/latest may move while the run continues

@@ -28,7 +28,7 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # name of the blob with the state of the run's log; old checkpoints use the same name
+LOG_STATE = "journal"  # name of the blob with the state of the run's log; fixed, so that old checkpoints can be read
 # If a round takes longer than this, a stop signal may interrupt the next round, which is probably as slow. Therefore
 # the sampler's state after the slow round is kept in memory.
 SLOW_ROUND_SECONDS = 1.0
@@ -39,7 +39,7 @@ class SamplerState:
     """The sampler's part of a checkpoint, and whether a run resumed from it is bit-equal to an uninterrupted run."""
 
     blob: bytes | None  # the saved state of the sampler; None if a resumed run starts new episodes
-    inexact: str | None = None  # the reason why the resumed run is not bit-equal; None if it is
+    inexact: str | None = None  # the reason why the resumed run is not bit-equal; None if it is bit-equal
     is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 
@@ -79,7 +79,11 @@ class RunCheckpoints:
         log: Callable[[str], None],
         get_log_state: Callable[[bool], Mapping[str, object]],
     ) -> None:
-        """`get_log_state(line_pending)` returns the state of the run's log; `save` explains `line_pending`."""
+        """Prepare to write checkpoints to `directory`.
+
+        `get_log_state` returns the state of the run's log for a checkpoint. Its argument is True if the metrics line
+        of the checkpoint's step is not written yet.
+        """
         self.interval = Interval(options.every)
         self.replay: Replay | None = None
         self.saved_steps = 0  # number of env steps at the newest checkpoint on disk
@@ -88,7 +92,7 @@ class RunCheckpoints:
         self._log, self._get_log_state = log, get_log_state
         self._count = 0
         self._saved: tuple[int, int] | None = None  # numbers of rounds and updates at the last checkpoint
-        self._held: tuple[int, SamplerState] | None = None  # `hold_if_slow`: rounds done, and the sampler's state
+        self._held: tuple[int, SamplerState] | None = None  # kept by `hold_if_slow`: rounds done, sampler's state
         self._saver = Saver(directory.checkpoints, options.keep, self._on_written)
 
     def resume(self, found: checkpoint.Checkpoint, version: int) -> Progress:
@@ -192,7 +196,7 @@ class RunCheckpoints:
         if sampler.blob is not None:
             blobs["sampler"] = sampler.blob
         files: list[str] = []
-        self._saver.wait()  # the thread must not delete old files while the replay writes new ones
+        self._saver.wait()  # the saver's thread must not delete old files while the replay writes new ones
         try:
             directory = self._directory.checkpoints / checkpoint.REPLAY
             replay_state = None if self.replay is None else self.replay.save(directory)
@@ -205,7 +209,7 @@ class RunCheckpoints:
         snapshot = checkpoint.snapshot(
             progress.steps, learner.state_dict(), counts, blobs, files, sampler.is_between_cuts
         )
-        self._saved = (progress.rounds, learner.version)  # set after the replay was saved, because that may fail
+        self._saved = (progress.rounds, learner.version)  # set after saving the replay, which may fail
         self._saver.save(snapshot, self._count)
 
     def _mark_best(self, step: int, mean_reward: float) -> None:

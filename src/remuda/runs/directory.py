@@ -162,7 +162,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Delete the evaluations of weights from after `steps` env steps, where a resumed run continues."""
+        """Delete evaluations of weights from later than `steps`, the env step from which a resumed run continues."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -32,5 +32,5 @@ class Interval:
         self.next_steps = steps + self.every
 
     def is_due(self, steps: int) -> bool:
-        """Return whether `steps` has reached `next_steps`."""
+        """Return whether `steps` has reached `next_steps`; always False if `every` is 0."""
         return self.every > 0 and steps >= self.next_steps

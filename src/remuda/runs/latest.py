@@ -13,7 +13,7 @@ MAX_LINKS = 40  # maximum number of links to follow in one path, as in Linux
 
 
 def point_latest(run: Path) -> str | None:
-    """Point the link `latest` beside `run` to `run`.
+    """Point the link `latest`, in the directory that contains `run`, to `run`.
 
     Return the former target of the link, or None if the link is new or already pointed to `run`. If `latest` exists
     and is not a link, do nothing and return None.
@@ -27,7 +27,7 @@ def point_latest(run: Path) -> str | None:
 
 
 def restore_latest(run: Path, former: str | None) -> None:
-    """Undo `point_latest` for a run that is discarded, unless another run has moved the link since."""
+    """Undo `point_latest(run)`, which returned `former`, unless another run has changed the link since."""
     latest = run.parent / LATEST
     with contextlib.suppress(OSError):
         if run == latest or not latest.is_symlink() or os.readlink(latest) != run.name:

@@ -55,7 +55,8 @@ def t_quantile(degrees: int) -> float:
     """Return the two-sided 95 % quantile of Student's t distribution with `degrees` degrees of freedom."""
     if degrees <= len(T_95):
         return T_95[degrees - 1]
-    z = 1.959964  # beyond the table, this expansion is accurate to three decimals (Abramowitz & Stegun 26.7.5)
+    z = 1.959964  # two-sided 95 % quantile of the normal distribution
+    # For more than 10 degrees of freedom, this expansion (Abramowitz & Stegun 26.7.5) is accurate to three decimals.
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
     return z + first / degrees + second / degrees**2 + third / degrees**3

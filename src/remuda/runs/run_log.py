@@ -155,8 +155,8 @@ class RunLog:
     def begin(self) -> None:
         """Point runs/latest to this run, and start to measure rates and intervals, now that warm-up is over.
 
-        The checkpoint of a resumed run may be older than the metrics line of its step. In this case, evaluate if due,
-        and write this line now.
+        If a resumed run's checkpoint was saved before the metrics line of the same step was written, evaluate if due,
+        and write this metrics line now.
         """
         self.directory.point_latest()
         size = self.config.algo_options.rows_per_round * self.config.sampler.envs
@@ -226,7 +226,7 @@ class RunLog:
         return self.stop.is_requested()
 
     def save(self, round: Round) -> None:
-        """Write a checkpoint of this round unless it has one already."""
+        """Write a checkpoint of this round unless there is one already."""
         self.checkpoints.save(round)
 
     def must_stop(self) -> bool:

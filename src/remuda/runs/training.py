@@ -128,9 +128,10 @@ class Training:
         return path
 
     def evaluate(self, episodes: int = 20, deterministic: bool = True) -> Result:
-        """Play whole episodes with the current agent; return the same statistics as `Run.evaluate`.
+        """Play whole episodes; return a dict of mean_reward, std_reward, mean_length, episodes and returns.
 
-        The result is not logged, and training is not affected. A signal ends the evaluation with `Interrupted`.
+        The current agent plays. The result is not logged, and training is not affected. A signal ends the evaluation
+        with `Interrupted`.
         """
         if episodes < 1:
             raise ConfigError(f"episodes={episodes} is too small: play at least 1.")

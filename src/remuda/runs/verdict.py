@@ -85,7 +85,7 @@ def _for_updates(config: RunConfig, cores: int) -> str:
 
 
 def _for_waiting(config: RunConfig) -> str:
-    if config.sampler.inference == "workers":  # this rules out several slots and --scheme serial
+    if config.sampler.inference == "workers":  # such runs have one slot, and not --scheme serial
         return "more envs for each worker (--sampler.envs) would lift it"
     ways = ["workers that act (--sampler.inference workers)"]
     if config.sampler.slots == 1 and config.has_workers and not config.is_asynchronous:

@@ -63,7 +63,7 @@ class EnvInfo:
     label: str
     observation: Space
     action: Space
-    max_episode_steps: int | None  # None if Gymnasium knows no limit
+    max_episode_steps: int | None  # limit that is registered with Gymnasium, or None
     render_modes: tuple[str, ...]
     fps: float  # frames per second for videos; 0 if the env does not set this
     no_state: str | None = None  # why the env's state cannot be saved; None if it can be saved

@@ -177,7 +177,7 @@ def _check_repeatable(spec: EnvSpec, env: gymnasium.Env, report: EnvReport) -> N
 def _observations(env: gymnasium.Env, actions: Sequence[object]) -> list[object]:
     seen = [copy.deepcopy(env.reset(seed=7)[0])]
     for action in actions:
-        obs, _, terminated, truncated, _ = env.step(copy.deepcopy(action))  # an env may modify its action
+        obs, _, terminated, truncated, _ = env.step(copy.deepcopy(action))  # the env may modify this copy
         seen.append(copy.deepcopy(obs))
         if terminated or truncated:
             break

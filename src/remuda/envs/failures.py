@@ -18,7 +18,7 @@ import remuda
 from remuda.envs.import_paths import sentence
 from remuda.processes.notices import Notice
 
-FAILURES = (Exception, SystemExit)  # an env that calls sys.exit() has failed too
+FAILURES = (Exception, SystemExit)  # SystemExit, because an env that calls sys.exit() has failed, too
 RESTARTS_IN_A_ROW = 20  # an env that fails more often than this without a completed step in between is given up
 FAILURES_WITHOUT_EPISODE = 20  # an env that fails this often while no env finishes an episode is given up
 LONGEST_TRACEBACK = 1 << 16  # in characters; limited because an exception may contain the text of a whole file

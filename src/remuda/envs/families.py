@@ -97,7 +97,7 @@ def forward_mujoco_warnings() -> None:
     logged = set()
 
     def log_once(text: str) -> None:
-        kind = re.sub(r"[-+\d.]+", "", text)  # without times and positions, which vary among warnings of one kind
+        kind = re.sub(r"[-+\d.]+", "", text)  # remove times and positions, which vary among warnings of a kind
         if kind not in logged:
             logged.add(kind)
             # Warnings about deprecated elements are only debug messages, because the elements are in the model file,

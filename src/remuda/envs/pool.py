@@ -151,7 +151,7 @@ class PooledEnvs:
         for answer in answers:
             self._worker_stats.report(answer["notices"])
         for member in self._worker_pool.workers:
-            member.inbox.clear()  # drops statistics of the requests that were discarded above
+            member.inbox.clear()  # drops statistics of requests from before the reset
         # Request number 0 stands for this reset, which has already written the rows of every slot.
         self._sent.extend((slot, 0) for slot in range(self.num_slots))
         self._is_in_flight = [True] * self.num_slots

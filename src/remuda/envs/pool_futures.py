@@ -93,7 +93,7 @@ class EnvPool:
         self.batch_size, self.num_batches = batch_size, num_batches
         self._seed, self._resets, self._step_timeout = seed, 0, step_timeout
         self._futures: list[StepFuture | None] = [None] * num_batches  # the future of each batch's last step
-        self._results: list[BatchStep | None] = [None] * num_batches  # result of each batch's last step, or None
+        self._results: list[BatchStep | None] = [None] * num_batches  # each batch's last result; None until received
         try:
             self._envs = PooledEnvs(
                 resolve(env, kwargs),

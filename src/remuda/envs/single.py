@@ -62,7 +62,7 @@ WARM_UP_KEY = 1 << 20  # key of `derive_seed` for warm-up; resets use the number
 
 
 class SingleEnv:
-    """Owns one Gymnasium env."""
+    """Owns one Gymnasium env, and writes its steps to a row of arrays."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class SingleEnv:
         gamma: float = 0.99,
         stats: type[EpisodeStats] = EpisodeStats,
         seeds: Sequence[int] | None = None,  # the env plays one episode for each seed, in this order, then stays idle
-        levels: Sequence[int] | None = None,  # every episode draws its seed from these
+        levels: Sequence[int] | None = None,  # if given, every episode draws its seed from this list
         max_restarts: int = 1000,
     ) -> None:
         self.spec, self.index, self.gamma, self.max_restarts = spec, index, gamma, max_restarts

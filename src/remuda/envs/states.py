@@ -156,7 +156,7 @@ def _adapter(layer: Layer) -> Adapter:
 
 
 def _get_random(env: Layer) -> State:
-    generator = env._np_random  # None until the first reset with a seed (a class attribute of gymnasium.Env)
+    generator = env._np_random  # None until the first reset with a seed; the default is in gymnasium.Env
     if generator is None:
         return None
     return {"seed": env._np_random_seed, "state": generator.bit_generator.state}

@@ -40,7 +40,7 @@ from remuda.processes import worker_main as serving
 from remuda.processes.links import Bell, Link
 from remuda.processes.requests import Answers, SpinWait
 
-STEP, HOLD, RENEW = 0, 1, 2  # kinds of requests
+STEP, HOLD, RENEW = 0, 1, 2  # kinds of requests, described at the top of this file
 KINDS = 4  # the number of a request is a multiple of KINDS, plus the kind of the request
 POLL_SECONDS = 1.0  # interval at which an idle worker checks whether its fork server has died
 
@@ -50,7 +50,7 @@ class WorkerInfo(TypedDict):
 
     pid: int
     torch: bool  # whether the worker has imported torch
-    peak_rss: int  # in bytes
+    peak_rss: int  # the largest resident memory so far, in bytes
 
 
 def refuse_in_worker() -> None:

@@ -69,7 +69,7 @@ class EnvPoolVectorEnv:
                 seed=list(seeds),
                 **self._spec.kwargs,
             )
-            _ = pool.observation_space, pool.action_space  # the first access creates and caches the spaces, and warns
+            _ = pool.observation_space, pool.action_space  # the first access warns, and caches the spaces
         return pool
 
     def begin(self, seeds: Sequence[int]) -> Array:

@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         print("remuda: out of memory: use fewer envs, smaller batches or a smaller net.", file=sys.stderr)
         return 1
-    except OSError as error:  # a full or failing disk, a missing directory, too many open files
+    except OSError as error:  # such as a full disk, a missing directory or too many open files
         if error.errno in (errno.EMFILE, errno.ENFILE):
             print(f"remuda: {error.strerror}: raise the limit (ulimit -n), or use fewer workers.", file=sys.stderr)
             return 2

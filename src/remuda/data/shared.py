@@ -109,7 +109,7 @@ class Fence:
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._acquire, self._release = lock.acquire, lock.release  # calling these takes half the time of `with lock`
+        self._acquire, self._release = lock.acquire, lock.release  # these calls take half the time of `with lock`
 
     def __call__(self) -> None:
         self._acquire()

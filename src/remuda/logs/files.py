@@ -23,7 +23,7 @@ def plain(value: object) -> Any:
         return value
     for kind in (int, float, str):
         if isinstance(value, kind):
-            return kind(value)  # YAML refuses subclasses such as StrEnum and numpy.float64
+            return kind(value)  # converts subclasses such as StrEnum and numpy.float64, which YAML refuses
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -46,7 +46,7 @@ class Window:
         fields: dict[str, list[float]] = {}
         for episode in self._episodes:
             for name, value in episode.items():
-                if value == value:  # leave out NaN: a single NaN would make all statistics of the field NaN
+                if value == value:  # leave out NaN, because a single NaN would make all statistics NaN
                     fields.setdefault(name, []).append(value)
         metrics: dict[str, float] = {}
         for name, values in fields.items():

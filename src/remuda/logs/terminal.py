@@ -310,7 +310,7 @@ class _Output(io.TextIOBase):
         self._gone = True
         try:
             descriptor = self._file.fileno()
-        except (OSError, ValueError):  # not a real file, or closed
+        except (OSError, ValueError):  # the output is not a real file, or is closed
             return
         devnull = os.open(os.devnull, os.O_WRONLY)
         try:

@@ -58,7 +58,7 @@ def read_metrics(directory: Path) -> list[Row]:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get(STEP), int):
                 raise ValueError
-        except ValueError:  # also raised by the JSON and UTF-8 decoders
+        except ValueError:  # including the errors of the JSON and UTF-8 decoders
             raise CheckpointError(
                 f"line {number} of {path} is damaged: every line is a JSON object with {STEP}; delete that line."
             ) from None
@@ -87,7 +87,7 @@ class MetricsFile:
         else:  # rewrite the table with the new columns; this happens a few times, while the file is short
             self._write_csv(read_metrics(self._jsonl.parent))
             self._files[1] = io.FileIO(self._csv, "a")
-            table.close()  # closed last: the old table stays in use if the new one cannot be written
+            table.close()  # closed last, so that the old table stays in use if the new one cannot be written
 
     def resume(self, step: int) -> None:
         """Drop the rows for steps after `step`. The earlier process wrote these rows after its last checkpoint."""

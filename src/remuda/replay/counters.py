@@ -1,13 +1,13 @@
-"""All counters of a replay: what writers have written, what a reader may read, and how much is left to draw.
+"""All counters of a replay: what writers have written, what a reader may read, and how many rows are due to be drawn.
 
-Each group of envs numbers its rows from 0 in the order in which they are appended; all envs of a group share these
-numbers. A number is never reused, so the count of rows written to a group is also the number of its next row.
+The rows of a group of envs are numbered 0, 1, 2, ... in the order in which they are appended, and a row keeps its
+number. The number of rows that were ever written to a group is therefore also the number of the group's next row.
 
-    GroupCounters    how many items, such as recurrent states, the writer of each group has stored
-    RowCounters      how many rows each writer has begun and completed, and a pause and a limit for all writers
-    ReplayCounters   steps that one reader has counted, batches that it has drawn, and rows that it still has to draw
+    GroupCounters    how many items (such as recurrent states) the writer of each group has stored
+    RowCounters      how many rows the writer of each group has begun and completed; flags that make all writers wait
+    ReplayCounters   how many steps and draws a reader has counted, and how many rows are due to be drawn
 
-Processes share no locks: a lock would stay locked if its holder died. The counters of a group are changed by its
+Processes share no locks, because a lock would stay locked if its holder died. A group's counters are changed by its
 writer (a sampler) or, once the writer has died, by the reader (the learner). Memory fences keep accesses in order.
 """
 
@@ -100,7 +100,7 @@ class RowCounters(GroupCounters):
     """
 
     def __init__(self, memory: SharedArrays, capacity: int, width: int, has_td_error: bool, is_new: bool) -> None:
-        """Use the arrays in `memory`, which was allocated with `layout`; `width` is the number of envs of a group."""
+        """Use the arrays in `memory` that the method `layout` describes. Each group has `width` envs."""
         super().__init__(memory["written"], memory["td_errors"], has_td_error)
         self.capacity, self.width, self.groups = capacity, width, len(self.written)
         self.begun, self.real, self.limit = memory["begun"], memory["real"], memory["limit"]
@@ -140,7 +140,7 @@ class RowCounters(GroupCounters):
         return max(0, int(self.begun[group]) - self.capacity + 1)
 
     def oldest_written(self, group: int) -> int:
-        """Return the number of a group's oldest row during a pause; unlike `oldest`, it ignores announced rows."""
+        """Return the number of a group's oldest row during a pause; ignore rows that are only announced."""
         return max(0, int(self.written[group]) - self.capacity + 1)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
@@ -152,7 +152,7 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Return row numbers and envs for positions `index` among all stored rows, sorted by group, row and env."""
+        """Return row numbers and envs at positions `index` in the list of all stored rows, by group, row and env."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
@@ -236,8 +236,8 @@ class RowCounters(GroupCounters):
     def takeover(self) -> Iterator[None]:
         """Let this process write in place of dead writers, even during a pause of all writers.
 
-        `pause_writers` waits until all begun rows are complete, and only a takeover completes those of a dead writer.
-        While a takeover lasts, no other thread of this process enters the body of `pause_writers`.
+        `pause_writers` waits until all begun rows are complete, and only a takeover completes rows that a dead writer
+        has begun. While a takeover lasts, no other thread of this process enters the body of `pause_writers`.
         """
         with self._pause_lock:
             self._ignores_pause = True
@@ -256,7 +256,7 @@ class RowCounters(GroupCounters):
 
 
 class ReplayCounters:
-    """Counters of one reader of a ring: steps, drawn batches, and how much the learner still has to draw.
+    """Counters of one reader of a ring: steps, draws, and the number of rows that are due to be drawn.
 
     - `steps`: number of real steps that were counted over the whole run.
     - `credit`: number of rows that are due to be drawn. Each real step after the first `warm_up` steps earns `ratio`
@@ -266,7 +266,7 @@ class ReplayCounters:
     - `wasted_draws`: number of draws that had to be repeated, because some of their rows or sequences were
       overwritten while they were copied. `torn_rows` is the number of these rows or sequences.
     - `prioritized`: number of rows of each group that have a priority.
-    - `observed`: number of rows of each group whose observations were passed on for a normalizer's statistics.
+    - `observed`: number of rows of each group that `take_unobserved` has returned, for observation statistics.
 
     Steps and credit are provisional until `commit`. A checkpoint in the middle of a round stores the rows of that
     round as not counted, and the resumed run counts them. With a ratio and `max_lead` above 0, writers wait once they
@@ -318,7 +318,7 @@ class ReplayCounters:
     def set_limit(self, left: int | None, can_draw: Callable[[], bool]) -> None:
         """Let writers add `left` steps to those counted so far (None: any number), or fewer if they are throttled."""
         limit = NO_LIMIT if left is None else self._counted + max(0, left)
-        if self.is_throttled and can_draw():  # a learner that cannot draw waits for writers, so do not throttle them
+        if self.is_throttled and can_draw():  # if nothing can be drawn, the learner waits for writers
             assert self.ratio is not None
             unlearned = int(min(self.credit / self.ratio, NO_LIMIT // 4))
             limit = min(limit, self._counted - unlearned + self.max_lead)
@@ -326,7 +326,7 @@ class ReplayCounters:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Make `may_write` return False until the context ends. Rollouts begun before are still appended."""
+        """Make `may_write` return False until the context ends. Rollouts already begun are still appended."""
         before, self.rows.limit[0] = int(self.rows.limit[0]), 0
         try:
             yield

@@ -142,7 +142,7 @@ class FrameRing(Ring):
         super()._write(places, columns, rows.replace(obs=newest))
 
     def _write_obs(self, place: int, columns: slice, obs: Tree) -> None:
-        """Store the observation after the newest row, without counting its frames: the next row stores them again."""
+        """Store the observation after the newest row, but do not count its frames. The next row stores them again."""
         newest = self._write_frames(np.asarray(obs)[None], self.begins[None, columns], columns)
         super()._write_obs(place, columns, newest[0])
 
@@ -153,7 +153,7 @@ class FrameRing(Ring):
         newest = self.frame_counters.newest(columns, begins)
         env = np.broadcast_to(np.arange(columns.start, columns.stop), (T, B))
         self.frame_counters.announce(columns, newest[-1])
-        gone = newest[-1] - self._room  # frames up to this number are skipped: later stacks would overwrite them
+        gone = newest[-1] - self._room  # skip frames up to this number, because later stacks would overwrite them
         t, b = np.nonzero(newest > gone)
         self.images[env[t, b], newest[t, b] % self._room] = stacks[t, b, -1]
         for back in range(1, self.frames):
@@ -171,7 +171,7 @@ class FrameRing(Ring):
     # --- reading ---
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield a group's observations and masks [T, B]; yield nothing for integers, which are not normalized."""
+        """Yield a group's observations and masks [T, B]; nothing for integer frames, which are not normalized."""
         if self.images.dtype.kind == "f":
             row, env = np.mgrid[rows.start : rows.stop, self.columns(group)].reshape(2, -1)
             shape = (len(rows), self.width)

@@ -4,7 +4,7 @@
     tree[index] = priority                     # two arrays; if an index occurs twice, its last value is kept
     index = tree.find(mass)                    # where the running sum of priorities passes each mass
 
-One numpy call takes two microseconds, as long as a thousand additions, so the number of calls matters most. The tree
+One numpy call takes two microseconds, the time of a thousand additions, so the number of calls matters most. The tree
 therefore has only three levels: groups of 16 priorities, blocks of 16 groups, and running sums over all blocks. A
 binary tree over a million priorities would have twenty levels. These groups are not related to groups of envs.
 """
@@ -33,8 +33,8 @@ Errors = NDArray[np.floating[Any]]
 class DrawNumbers:
     """Uniform random numbers for every draw, as a function of (seed, number of the draw).
 
-    The numbers of many draws are generated at once, because creating a generator takes 13 us, as long as generating
-    the numbers of one draw.
+    The numbers of many draws are generated at once, because creating a generator takes 13 us, as much time as
+    generating the numbers of one draw.
     """
 
     DRAWS = 64
@@ -276,7 +276,7 @@ class SumTree:
 
 
 class _Search:
-    """A search in `count` rows of 16 numbers. Its arrays are reused, because allocating takes as long as filling."""
+    """A search in `count` rows of 16 numbers. Its arrays are reused, because allocating them is slow."""
 
     def __init__(self, count: int) -> None:
         self.row = np.arange(0, count * WIDTH, WIDTH)

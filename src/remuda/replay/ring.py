@@ -13,7 +13,7 @@ This observation takes the place of one row, so the ring holds `capacity - 1` ro
 
 The rows of each group of envs may be appended by a process of its own, independently of the other groups:
 
-    attached = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)    # the same memory
+    attached = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)    # uses the memory of `ring`
     attached.append(rows, next_obs, group=1)
 
 Each group has one writer, and there are no locks. A reader either pauses the writers, or it copies rows and then
@@ -158,7 +158,7 @@ class Ring:
         self.append(blank.replace(obs=obs, discount=np.ones_like(blank.discount)), next_obs, group)
 
     def abandon(self, group: int) -> None:
-        """Turn the rows that a lost writer has begun but not completed into reset rows, at which returns end.
+        """Turn the rows that a lost writer has begun but not completed into reset rows, at which n-step returns end.
 
         Older rows whose places the begun rows have taken can no longer be drawn. Call this method inside
         `counters.takeover`.
@@ -185,7 +185,7 @@ class Ring:
     def _mark_gap(self, columns: slice) -> None:
         """Record that the rows just before the next row are missing.
 
-        Only rings whose observations need earlier rows override this method.
+        A plain ring records nothing. Rings whose observations depend on earlier rows override this method.
         """
 
     # --- reading ---
@@ -335,7 +335,7 @@ class RingIndex:
         if ring.groups > 1:
             key = np.stack(counters.locate((share * counters.count).astype(np.int64)), -1)
             return self.place(key), key
-        number = (share * (stored * ring.envs)).astype(np.int64)  # this takes 10 us less than `locate`
+        number = (share * (stored * ring.envs)).astype(np.int64)  # this is 10 us faster than `locate`
         number += (written - stored) * ring.envs
         return number % self._num_places, self._key(number)
 
@@ -371,7 +371,7 @@ class RingIndex:
 
 
 def take(rows: Tree, place: Index) -> Tree:
-    """Return copies of rows as tensors; places beyond the end wrap around."""
+    """Return copies of rows as tensors; places after the last row wrap around to the first."""
     if type(rows) is np.ndarray:
         return torch.from_numpy(rows.take(place, 0, None, "wrap"))
     return map_tree(lambda x: torch.from_numpy(x.take(place, 0, None, "wrap")), rows)

@@ -177,7 +177,8 @@ class RingFiles:
                     _transfer(os.pwritev, fd, buffer, part.begin)
                     sums[number] = zlib.crc32(buffer.data)
                 os.fsync(fd)
-            # The hash keeps names unique: a run resumed from an older checkpoint reuses row numbers for other rows.
+            # The hash keeps names unique, because a run that is resumed from an older checkpoint gives new rows the
+            # numbers of rows that files of newer checkpoints hold.
             name = f"rows-{span.group}-{span.first}-{span.last}-{hashlib.sha256(sums.data).hexdigest()[:16]}"
             temporary.rename(self.directory / name)
         finally:
@@ -308,7 +309,7 @@ def _transfer(call: Callable[[int, list[memoryview], int], int], fd: int, buffer
         except OSError as error:
             if error.errno != errno.EINVAL or not is_direct:
                 raise
-            # Direct I/O is not possible: the disk has larger blocks, or this is the rest of a partial transfer.
+            # Direct I/O is not possible, because the disk has larger blocks, or a partial transfer ended in a block.
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~O_DIRECT)
             is_direct = False
             continue
@@ -325,7 +326,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # without O_EXCL: the failed call may have created the file
+        fd = os.open(path, flags & ~os.O_EXCL, 0o644)  # without O_EXCL, because the failed call may have created it
     try:
         yield fd
     finally:

@@ -134,7 +134,7 @@ class RingReplay(ABC):
         return new
 
     def commit(self) -> None:
-        """End a round: the steps that `sync` counted in it are now part of the run.
+        """End a round. Checkpoints that are saved from now on include the steps that `sync` counted in the round.
 
         A checkpoint in the middle of a round stores the round's rows as not counted, and the resumed run counts them.
         """
@@ -146,7 +146,7 @@ class RingReplay(ABC):
         return self.counters.is_throttled
 
     def paused(self) -> AbstractContextManager[None]:
-        """Make writers wait until the context ends. Rollouts that were begun before are still appended."""
+        """Make writers wait until the context ends. Rollouts already begun are still appended."""
         return self.counters.paused()
 
     @property
@@ -215,7 +215,7 @@ class RingReplay(ABC):
     def on_writer_lost(self, group: int) -> int:
         """Turn a dead writer's begun rows into reset rows, end its episodes, and return the group's next row number.
 
-        Any thread may call this: it changes only shared memory, inside `takeover`, and no state of the reader itself.
+        Any thread may call this, because it changes only shared memory (inside `takeover`), and no other state.
         """
         with self.ring.counters.takeover():
             self.ring.abandon(group)

@@ -45,7 +45,7 @@ class RolloutBuffer:
         self.round += 1
 
     def append(self, batch: Batch) -> tuple[int, bool]:
-        """Add a rollout; return how many of its rows are real steps, and True: there is something to draw."""
+        """Add a rollout; return its number of real steps, and whether anything can be drawn, which is always True."""
         self.add(batch)
         return int(batch.steps.mask.sum()), True
 
@@ -54,7 +54,7 @@ class RolloutBuffer:
         self.part = part
 
     def count_steps(self, steps: int, can_draw: bool) -> None:
-        """Do nothing: the number of batches does not depend on the number of steps."""
+        """Do nothing, because the number of batches does not depend on the number of steps."""
 
     @property
     def num_due(self) -> int:
@@ -113,21 +113,21 @@ class RolloutBuffer:
         return torch.from_numpy(draw.permutation(count))
 
     def feedback(self, key: Array, priority: Tensor | None) -> None:
-        """Ignore priorities: all rows are used equally often."""
+        """Ignore priorities, because all rows are used equally often."""
 
     def cut(self) -> None:
         """Do nothing when envs start new episodes, because no sequence spans two rollouts."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Do nothing: samplers wait by themselves until there is room for another rollout."""
+        """Do nothing, because samplers wait by themselves until there is room for another rollout."""
         yield
 
     def save(self, directory: Path) -> None:
-        """Save nothing: the buffer is empty between two rounds."""
+        """Save nothing, because the buffer is empty between two rounds."""
 
     def load(self, directory: Path, state: Mapping[str, object]) -> None:
         """Load nothing, because nothing was saved."""
 
     def close(self) -> None:
-        """Do nothing: the buffer holds no resources."""
+        """Do nothing, because there is nothing to release."""

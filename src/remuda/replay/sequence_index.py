@@ -36,8 +36,9 @@ class RecurrentStates:
         sequence (`set_td_error`).
         """
         self.ring, self.interval = ring, interval
-        # There is room for every state whose following row can be in the ring. There is room for one more state,
-        # because a state is stored before its following row. This row is therefore overwritten before the state.
+        # There is room for every state whose following row can be in the ring, and for one more state. Otherwise a
+        # new state, which is stored before its following row, might overwrite the oldest state while the row that
+        # follows the oldest state is still in the ring.
         self.room = -(-(ring.capacity - 1) // interval) + 1
         layout: Layout = {
             f"state.{path}": ((self.room, ring.envs, *x.shape[1:]), str(np.asarray(x).dtype))

@@ -48,7 +48,7 @@ class SequenceReturns(ArrayTuple):
 
     reward: Array
     discount: Array
-    row: Array  # int64: index (in R) of the row whose value serves as the bootstrap; never beyond a reset row
+    row: Array  # int64: index in the sequence of the row whose value is the bootstrap; at most the next reset row
 
 
 class SequenceReplay(RingReplay):
@@ -165,7 +165,7 @@ class SequenceReplay(RingReplay):
     def feedback(self, key: Index, priority: torch.Tensor | None) -> None:
         """Set the priorities of drawn sequences from `priority`, which holds their absolute TD errors."""
         if self.sequence_index is not None and self.alpha is not None and priority is not None:
-            self.sequence_index.sync()  # a cut may have appended rows since the draw
+            self.sequence_index.sync()  # `cut` may have appended rows since the draw
             number, env = key.T
             self.sequence_index.set_priority(number, env, self._priority_of(priority.detach().numpy()))
 
@@ -236,7 +236,7 @@ def sequence_rows(
     taken = ring.take(np.minimum(row, newest).reshape(-1), np.broadcast_to(env, row.shape).reshape(-1))
     rows: Row = map_tree(lambda x: x.reshape(*row.shape, *x.shape[1:]), taken)
     for _, part in leaves(rows.replace(obs=None)):
-        part[row >= newest] = 0  # beyond the newest row, only `obs` is valid; the other fields belong to old rows
+        part[row >= newest] = 0  # `row` may exceed the newest row; then only `obs` is valid, and other fields are old
     learned = row[burn_in : burn_in + length]
     flat = [np.broadcast_to(x, learned.shape).reshape(-1) for x in (learned, env, newest)]
     found = ring.n_steps(flat[0], flat[1], n_step, gamma, flat[2])

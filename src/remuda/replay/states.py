@@ -27,7 +27,7 @@ class PrioritiesState(TypedDict):
 
 
 class RecurrentStatesState(TypedDict):
-    """The state of `RecurrentStates`: its recurrent states by path in their tree, and the counters."""
+    """The state of `RecurrentStates`: arrays of recurrent states by path, row numbers, and counts."""
 
     states: dict[str, NumpyArray]
     row: Index

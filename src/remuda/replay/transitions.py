@@ -86,7 +86,7 @@ class TransitionReplay(RingReplay):
 
     def append(self, batch: Batch) -> tuple[int, bool]:
         rows, next_obs = map_tree(lambda x: x.numpy(), (as_row(batch.steps), batch.next_obs))
-        if self.priorities is not None:  # first, because the ring must not change if this raises an error
+        if self.priorities is not None:  # first, because invalid priorities must not change the ring
             is_given = batch.targets is not None and "priority" in batch.targets
             given = batch.targets.priority.detach().numpy() if is_given else None
             self.priorities.append(int(self.ring.written[0]), rows.mask, td_error=given)
@@ -203,7 +203,7 @@ class TransitionPriority:
 
 
 def finite_or_nan(error: torch.Tensor) -> NDArray[np.float32]:
-    """Replace errors that are not finite by NaN, which means unknown: a diverging net must not set priorities."""
+    """Replace errors that are not finite by NaN, which means unknown. A diverging network thus sets no priorities."""
     found: NDArray[np.float32] = torch.where(error.isfinite(), error, torch.nan).numpy()
     return found
 

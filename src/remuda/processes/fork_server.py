@@ -49,7 +49,7 @@ class ForkServer:
 
     def __init__(self, module: str) -> None:
         self._link, theirs = Link.pair()
-        path = [os.path.abspath(folder) for folder in sys.path]  # replaces the entry '', the working directory
+        path = [os.path.abspath(folder) for folder in sys.path]  # '' means the working directory; make it absolute
         # A process that calls die_with_parent ends with the thread that created it. A server that was created by
         # another thread than the main one must outlive that thread, so it ends only when its link closes.
         is_tied = int(threading.current_thread() is threading.main_thread())
@@ -66,7 +66,7 @@ class ForkServer:
             raise
         finally:
             theirs.close()
-        self._statuses: dict[int, int] = {}  # wait statuses by pid
+        self._statuses: dict[int, int] = {}  # wait status (see `os.waitpid`) of each dead worker, by pid
         self._seconds = START_SECONDS
 
     @property
@@ -144,7 +144,7 @@ def main(module: str, fd: int, parent: int, is_tied: int) -> None:
     poll.register(woken, select.POLLIN)
     with contextlib.suppress(OSError):  # raised if the parent is gone
         while not link.has_ended:
-            poll.poll()  # needs no time-out: when the parent is gone, its end of the link closes, which ends the wait
+            poll.poll()  # needs no time-out, because the link closes and ends the wait when the parent is gone
             with contextlib.suppress(BlockingIOError):
                 os.read(woken, 4096)
             _report_deaths(link)
@@ -218,4 +218,4 @@ def _fork(work: Callable[[Sequence[int]], int], fds: list[int], foreign: list[in
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os._exit(code)  # a worker must never return into the server's loop
+        os._exit(code)  # without this, the worker would return into the server's loop

@@ -1,6 +1,6 @@
 """Identities of machines and processes that stay unique when pids are reused, and in containers.
 
-    pidfd = open_process(pid, started)      # None if this process has ended, even if its pid belongs to another one
+    pidfd = open_process(pid, started)      # None if it has ended, even if another process got its pid
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 Two containers on one machine have the same boot id and often the same host name and pids, so a pid identifies a

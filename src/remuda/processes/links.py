@@ -30,7 +30,7 @@ CHUNK = 1 << 16
 MAX_FDS = 8  # the most file descriptors that one message may carry
 SEND_SECONDS = 10.0
 Message = dict[str, Any]  # a decoded msgpack map
-ONE = (1).to_bytes(8, sys.byteorder)  # written by `Bell.ring`: an eventfd accepts only an 8-byte integer
+ONE = (1).to_bytes(8, sys.byteorder)  # `Bell.ring` writes 8 bytes, because an eventfd accepts nothing else
 
 
 class Link:
@@ -148,7 +148,7 @@ class Bell:
             if len(self.fds) == 1:
                 os.read(self.fds[0], 8)
         except BlockingIOError:
-            pass  # nothing to read: the bell was not rung
+            pass  # there is nothing to read, because the bell was not rung
 
     def close(self) -> None:
         for fd in self.fds:

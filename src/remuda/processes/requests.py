@@ -80,7 +80,7 @@ def layout(num_slots: int, num_workers: int, stats_bytes: int) -> dict[str, tupl
         "todo": ((num_slots,), "int64"),  # number of the last request for each slot
         "done": (each, "int64"),  # number of the request that each worker answered last for each slot
         "stats_of": (each, "int64"),  # number of the last request whose answer came with statistics
-        "stats_size": (each, "int64"),  # size of these statistics in bytes, or ON_LINK
+        "stats_size": (each, "int64"),  # size in bytes of each worker's last statistics, or ON_LINK
         "busy": (each, "float64"),  # seconds that each worker needed for its last answer
         "asleep": ((num_workers,), "int64"),  # 1 while the worker sleeps
         "awaited": ((1,), "int64"),  # number of the request that the parent sleeps for, or ANY; 0 while it is awake

@@ -58,7 +58,7 @@ class Worker:
         self.pid = 0
         self.pidfd: int | None = None
         self.inbox: list[Message] = []
-        self.last_seen = 0.0  # value of `WorkerPool.clock` when the worker started or sent its last message
+        self.last_seen = 0.0  # value of `WorkerPool.clock` when the worker started or last sent a message
         self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while the worker lives
         self.traceback = ""  # the traceback that the worker sent last
         self.deaths: deque[float] = deque()
@@ -69,7 +69,7 @@ class Worker:
         return self.exit_reason is not None
 
     def send(self, message: Mapping[str, object], fds: Sequence[int] = ()) -> None:
-        """Send a message. If the worker has died, do nothing: `WorkerPool.listen` will notice its death."""
+        """Send a message. Do nothing if the worker has died; `WorkerPool.listen` will notice this."""
         if self.link is not None:
             with contextlib.suppress(OSError):
                 self.link.send(message, fds)
@@ -363,7 +363,7 @@ class WorkerPool:
             poll.register(worker.pidfd, select.POLLIN)
             return bool(poll.poll(seconds * 1000))
         assert worker.link is not None
-        poll.register(worker.link, 0)  # even without events, poll() reports POLLHUP: the other end was closed
+        poll.register(worker.link, 0)  # poll() reports POLLHUP, when the other end is closed, even without events
         return bool(poll.poll(seconds * 1000))
 
     def _close_fds(self, worker: Worker) -> None:

@@ -121,7 +121,7 @@ class AsynchronousReplay:
     def _round(
         recipe: Recipe, learner: Learner, replay: SharedReplay, writers: ReplayWriters, progress: Progress, log: Log
     ) -> Round:
-        """Wait until updates are due, for at most ROUND_SECONDS, and make those that are due."""
+        """Wait until updates are due, for at most ROUND_SECONDS, and then make them."""
         begin = time.perf_counter()
         left = recipe.steps - progress.steps
         steps = replay.sync(left)
@@ -143,8 +143,8 @@ class AsynchronousReplay:
         try:
             metrics = learn_due(learner, replay, acted, oldest, must_stop)
             before = -1
-            # `learn_due` makes a limited number of updates per call. The last round of a throttled run calls it until
-            # no update is due.
+            # One call of `learn_due` makes only a limited number of the updates that are due. In the last round of a
+            # throttled run, call it again while updates are due, unless the last call has made none.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, oldest, must_stop)

@@ -27,7 +27,7 @@ def rounds(recipe: Recipe, log: Log, progress: Progress, make_round: Callable[[]
         must_end = log.round(round)
         round.is_last = must_end or progress.steps >= recipe.steps
         yield round
-        if not round.is_last and log.should_stop():  # asked to stop by the caller of the iterator, or by a signal
+        if not round.is_last and log.should_stop():  # the iterator's caller or a signal has asked to stop
             log.save(round)
             must_end = True
 
@@ -83,7 +83,7 @@ def learn_due(
     must_stop: Callable[[], bool],
     updates: Updates = LOCAL,
 ) -> dict[str, float]:
-    """Learn from all batches that are due, and return the mean of each metric.
+    """Learn from the batches that one call of `replay.batches` yields, and return the mean of each metric.
 
     `collected_by` and `oldest` are the mean and the lowest version of the weights that sampled the newest rows.
     Raises Interrupted after a complete update if `updates.agree(must_stop())` is True.

@@ -27,7 +27,8 @@ from remuda.parts.replay import look_for, visible_file
 from remuda.recipe import Log, Progress, Recipe, Round
 from remuda.schemes.synchronous import Synchronous
 
-# An OpenGroup starts or joins the ranks. Its second argument returns whether a signal ends the round early.
+# An OpenGroup starts or joins the ranks. Its second argument is a function that returns whether a signal ends the
+# round early.
 OpenGroup = Callable[[Recipe, Callable[[], bool]], AbstractContextManager[RankGroup]]
 
 
@@ -141,7 +142,7 @@ class FollowerLog:
         return self._has_ended
 
     def save(self, round: Round) -> None:
-        """Do nothing: the leader requests this rank's state when it saves a checkpoint."""
+        """Do nothing, because the leader requests this rank's state when it saves a checkpoint."""
 
     def should_stop(self) -> bool:
         return self._has_ended
@@ -152,7 +153,7 @@ class FollowerLog:
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Do nothing: the leader saves the run."""
+        """Do nothing, because the leader saves the run."""
 
     def save_if_stopped(self, error: Interrupted) -> None:
         while self._group.follow():

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def change_option(learner: Learner, name: str, value: str | float | None) -> None:
     """Use another value of an option of the algorithm in all later updates.
 
-    `name` is "max_grad_norm", "learning_rate", "GROUP_learning_rate" for a parameter group, or the name of an
-    attribute of the algorithm that is a schedule. The value of a schedule is its text, or None for no schedule.
+    `name` is "max_grad_norm", "learning_rate", "GROUP_learning_rate" for the parameter group GROUP, or the name
+    of an attribute of the algorithm that is a schedule. The value of a schedule is its text, or None for no schedule.
     """
     if name == "max_grad_norm":
         learner.max_grad_norm = float(value or 0.0) or None

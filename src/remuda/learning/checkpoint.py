@@ -2,7 +2,7 @@
 (packed states of sampler, replay and log), state.json, and a manifest of sha256 sums.
 
     save(directory, step, learner.state_dict(), {"rounds": 12}, keep="last")
-    found = load_newest(directory)           # the newest intact checkpoint; found.skipped: errors of damaged ones
+    found = load_newest(directory)           # the newest intact checkpoint; found.skipped has errors of damaged ones
 
 Data too large to be rewritten for every checkpoint is in files in `replay/`. Several checkpoints may share one of
 these files (see replay/ring_files.py). A manifest names the files in `replay/` that its checkpoint needs. A file in
@@ -41,7 +41,7 @@ NAME = re.compile(rf"(?:{re.escape(REPLACED)})?step-([0-9]+)")
 REPLAY = "replay"  # the directory of files that checkpoints share
 BETWEEN_CUTS = "between_cuts"  # key in a manifest, see `Checkpoint.is_between_cuts`
 BEST = "best"  # name of a link to the checkpoint with the best evaluation; this checkpoint is never deleted
-BLOBS = "blobs.safetensors"  # this file is written only if there are blobs
+BLOBS = "blobs.safetensors"  # name of the file for blobs, which exists only if there are blobs
 MAX_BYTES = {"manifest.json": 1 << 16, "state.json": 1 << 24}
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by damaged manifests
 FILES = ("state.json", "tensors.safetensors")
@@ -56,7 +56,7 @@ class Checkpoint:
     learner: StateDict
     progress: StateDict
     blobs: dict[str, bytes]  # packed states of the sampler, replay and log, by name
-    skipped: list[str]  # error messages of newer checkpoints that are damaged
+    skipped: list[str]  # error messages of damaged checkpoints that are newer than this one
     is_between_cuts: bool = False  # if True, an exact resume needs an earlier checkpoint, made when episodes were cut
 
 

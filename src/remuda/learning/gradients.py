@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remuda.core import Losses
 from remuda.errors import ConfigError
 
-Pieces: TypeAlias = tuple[Tensor, ...]  # vectors that form one vector together, in the order of a group's parameters
+Pieces: TypeAlias = tuple[Tensor, ...]  # vectors that, concatenated in this order, form one vector for a group
 
 
 @dataclass(frozen=True)

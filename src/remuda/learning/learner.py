@@ -55,7 +55,7 @@ class Learner:
         own_rates: Mapping[str, Schedule] | None = None,  # learning rates by group; other groups use `learning_rate`
         device: str = "cpu",  # device of the networks; batches are copied to it
         fast_path: FastPath | None = None,  # used only if the device is the CPU
-        actor_device: str | None = None,  # if given, a thread computes the actor's gradients on this device
+        actor_device: str | None = None,  # if given, a thread of its own computes the actor's gradients there
     ) -> None:
         self.own_rates = own_rates or {}
         self.device = torch.device(device)
@@ -87,7 +87,7 @@ class Learner:
         self.clock = Clock(self.version, min(progress, 1.0))
 
     def set_option(self, name: str, value: str | float | None) -> None:
-        """Use another value of an option of the algorithm in all later updates."""
+        """Use `value` for the option `name` of the algorithm in all later updates (see `change_option`)."""
         change_option(self, name, value)
 
     @torch.no_grad()
@@ -149,7 +149,7 @@ class Learner:
         return gradients
 
     def finish(self, rollout: Rollout) -> dict[str, float]:
-        """Update the observation statistics after the last gradient of a rollout; return an empty dict of metrics."""
+        """Update the observation statistics after the last gradient of a rollout; return metrics, here none."""
         if statistics := self.obs_statistics(rollout):
             self.algorithm.absorb(statistics)
             self.statistics_version += 1
@@ -169,7 +169,7 @@ class Learner:
             self._threads = None
 
     def check_agreement(self) -> None:
-        """Raise RanksDiverged if other processes should have the state of this learner, but have another one."""
+        """Do nothing, because there is no other process whose learner could differ from this one."""
 
     def state_dict(self) -> dict[str, object]:
         return {

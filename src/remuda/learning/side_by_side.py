@@ -33,12 +33,12 @@ class SideBySide:
         device: torch.device,
         actor_device: torch.device,
     ) -> None:
-        """`parameters` are the learner's, by group, on `device`. This device also computes the critics' gradients."""
+        """`parameters` are the learner's, by group. They, and the gradients of the critics, are on `device`."""
         self.algorithm, self.parameters = algorithm, parameters
         self.device, self.actor_device = device, actor_device
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="remuda-actor")
         self._theirs, self._their_parameters = algorithm, parameters
-        self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])  # tensors of the learner, and their copies
+        self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])  # the learner's tensors, and the actor's copies
         if actor_device != device:
             self._theirs = deepcopy(algorithm)
             self._theirs.to(actor_device)

@@ -46,7 +46,7 @@ class LocalWeights:
 
 
 class SharedWeights:
-    """Parameters and buffers of a module in shared memory: one process publishes, any number pull.
+    """Parameters and buffers of a module in shared memory. One process publishes them, and other processes pull them.
 
         ours = SharedWeights(agent)                                  # the learner's process
         ours.publish(version)
@@ -129,7 +129,7 @@ class SharedWeights:
                 for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
                     ours.copy_(theirs)
             self._fence()
-            # If the serial number has changed, the publisher wrote to this copy while it was read: try again.
+            # If the serial number has changed, `publish` wrote to this copy while it was read; try again.
             if before == 2 * turn and int(self._serial[copy]) == before:
                 self._pulled = turn
                 return version
@@ -141,15 +141,16 @@ class SharedWeights:
 
 
 class FileWeights:
-    """Parameters and buffers of a module in a safetensors file: one process publishes, any number pull.
+    """Parameters and buffers of a module in a file. One process publishes them, and other processes pull them.
 
         ours = FileWeights(agent, run / "weights.safetensors", version=0)    # the learner's process
         theirs = FileWeights(copy_of_agent, run / "weights.safetensors")     # a sampler
         version = theirs.pull(have=-1)                                       # reads the file
         version = theirs.pull(have=version)                                  # reads it again only if it has changed
 
-    The file is written under another name and renamed, so readers always open a complete file and need no lock. The
-    Spreeze framework works this way. A file is slower than shared memory, but the newest weights remain on disk.
+    The safetensors file is written under another name and then renamed, so readers always open a complete file and
+    need no lock. The Spreeze framework also passes weights through files. A file is slower than shared memory, but
+    the newest weights remain on disk.
     """
 
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:
@@ -167,7 +168,7 @@ class FileWeights:
         """Write the file. If writing fails, such as on a full disk, samplers continue with the old file."""
         aside = self.path.with_name(f".writing-{self.path.name}")
         try:
-            # Copy the tensors: safetensors accepts neither tensors that share memory nor channels_last.
+            # Copy the tensors, because safetensors accepts neither tensors that share memory nor channels_last.
             held = to_cpu(dict(self._module.state_dict()))
             copies = {n: x.clone(memory_format=torch.contiguous_format) for n, x in held.items()}
             aside.write_bytes(save(copies, metadata={VERSION: str(version)}))
@@ -201,7 +202,7 @@ class FileWeights:
         return int(header["__metadata__"][VERSION])
 
     def close(self) -> None:
-        """Do nothing; the file is not deleted."""
+        """Do nothing, because the file is meant to stay on disk."""
 
 
 def join_weights(module: nn.Module, message: Mapping[str, object], fds: list[int]) -> SharedWeights | FileWeights:

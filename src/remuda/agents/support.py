@@ -17,7 +17,7 @@ DEFAULT_SUPPORT = (-10.0, 10.0)  # used until returns are observed, or if all re
 MARGIN = 0.25  # margin on either side, as a fraction of the observed range
 GROWTH = 3.0  # factor on the largest observed return, because a learned policy earns more than a random one
 WATCHED_UPDATES = 200  # updates between two reads of the clipped fraction; a read waits for the device
-NEGLIGIBLE = 1e-3  # probability below which an atom does not count for the range of the targets
+NEGLIGIBLE = 1e-3  # atoms with a lower probability are ignored when the range of targets is measured
 MAX_CLIPPED = 0.02  # clipped fraction of target probability above which a warning is logged
 
 
@@ -49,7 +49,7 @@ def derive_support(seen: ReturnRange) -> tuple[float, float]:
 
 
 class ClippedTargets:
-    """Warn once if more than `MAX_CLIPPED` of the target distributions' probability lies beyond the support.
+    """Warns once if more than `MAX_CLIPPED` of the target distributions' probability lies beyond the support.
 
     The clipped fractions stay on the device and are read only every `WATCHED_UPDATES` updates.
     """

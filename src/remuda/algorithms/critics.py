@@ -1,4 +1,4 @@
-"""Functions of critics that DDPG, TD3 and SAC share."""
+"""Functions that DDPG, TD3 and SAC share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remuda.core import Losses
 
 
 def joined(critic: Losses, actor: Losses) -> Losses:
-    """Return the losses of critics and actor together; the critics determine the priorities."""
+    """Merge the losses of critics and actor into one object; its priorities are those of the critics' losses."""
     return Losses({**critic.groups, **actor.groups}, {**critic.metrics, **actor.metrics}, critic.priority)
 
 

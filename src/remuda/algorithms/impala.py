@@ -25,7 +25,7 @@ class RealRows(NamedTuple):
     policy: Distribution
     value: Tensor
     log_prob: Tensor
-    log_rho: Tensor  # log of rho, the action's probability under the current policy / the acting policy
+    log_rho: Tensor  # log of rho, the ratio of the action's probabilities under the current and the acting policy
     target: Tensor  # target of `value`; neither this target nor the advantages have a gradient
     pg_advantage: Tensor  # advantage multiplied by the clipped rho, for the policy gradient
     advantage: Tensor  # advantage that is not multiplied by rho
@@ -118,10 +118,10 @@ class IMPALA(ActorCritic):
 
 
 def describes(kind: type, claim: str, *methods: str) -> bool:
-    """Return whether the attribute `claim`, which describes `methods`, still describes those of the class `kind`.
+    """Return whether the attribute `claim`, a statement about `methods`, is still true of the class `kind`.
 
-    The attribute is out of date if a subclass of the class that defines it overrides one of the methods. Such a
-    subclass must therefore override the attribute as well.
+    The statement may be wrong if a subclass overrides one of the methods without overriding the attribute as well.
+    In this case the result is False.
     """
 
     def owner(name: str) -> type:

@@ -146,7 +146,7 @@ class OffPolicy(nn.Module):
         return self._later(batch, self._sequence(batch, unroll, state))
 
     def now_and_after(self, batch: Batch, unroll: Unroll, state: Tree = None) -> tuple[Tensor, Tensor]:
-        """Return the results of `now` and `after`. Only `now` has a gradient. Unroll sequences only once for both."""
+        """Return the results of `now` (with a gradient) and `after` (without), but unroll sequences only once."""
         if batch.state is None:
             with torch.no_grad():
                 after = self.after(batch, unroll)

@@ -103,7 +103,7 @@ class SAC(OffPolicy):
     def _actor_losses(self, batch: Batch, clock: Clock, features: Tensor, seen: list[Tensor]) -> Losses:
         """Return the losses of actor and temperature.
 
-        `features` holds the actor's features of the observations, and `seen` holds those of each critic.
+        `features` holds the actor's features of the observations, and `seen` holds each critic's features of them.
         """
         alpha = self.log_alpha.detach().exp()
         noise, _ = self._noises(clock, features)
@@ -122,7 +122,7 @@ class SAC(OffPolicy):
         return Losses(groups, metrics)
 
     def _noises(self, clock: Clock, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Return noise for new actions of the actor: in the observations, and in the observations n steps later."""
+        """Return noise for the actor's actions in the current observations, and in the observations n steps later."""
         both = torch.randn(2, len(features), self.agent.width, generator=self.generator(clock))
         noise, next_noise = send(both, features.device)
         return noise, next_noise

@@ -13,6 +13,7 @@ import remuda
 from remuda.build import replay as replays
 from remuda.build.recipe import make_recipe
 from remuda.build.replay import make_ring, num_frames
+from remuda.config import sizes
 from remuda.config.resolve import resolve_config
 from remuda.config.run_options import ReplayOptions
 from remuda.errors import ConfigError
@@ -106,7 +107,8 @@ def test_a_replay_larger_than_memory_is_refused_with_the_largest_capacity(
     free = 3_000_000_000
     monkeypatch.setattr(replays, "free_memory", lambda: free)
     groups: dict[str, Any] = {"replay": {"capacity": 1_000_000}}
-    with pytest.raises(ConfigError, match=r"replay\.capacity=1000000 takes 7\.\d GB, and 3\.0 GB of memory") as found:
+    sentence = r"replay\.capacity=1000000 takes 7\.\d GB, more than 90 % of the 3\.0 GB of free memory: use at most"
+    with pytest.raises(ConfigError, match=sentence) as found:
         remuda.train("dqn", "ALE/Pong-v5", steps=100, out=tmp_path / "run", quiet=True, **groups)
     assert not (tmp_path / "run").exists()
     most = int(re.findall(r"at most (\d+)", str(found.value))[0])
@@ -116,6 +118,18 @@ def test_a_replay_larger_than_memory_is_refused_with_the_largest_capacity(
     monkeypatch.setattr(replays, "FrameRing", lambda *arguments: ring)
     assert make_ring(config, info, None) is ring
     assert ring.counters.pause_timeout > config.envs.step_timeout, "a pause waits until a hanging writer is replaced"
+
+
+def test_a_rollout_that_needs_nearly_all_free_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: dict[str, Any] = {"sampler": {"envs": 10}, "algo": {"n_steps": 10_000, "batch_size": 10_000}}
+    settings = {"algo": "ppo", "env": "CartPole-v1"}
+    row_bytes = 16 + 8 + 16  # observation, action, and the other values of a row
+    monkeypatch.setattr(sizes, "free_memory", lambda: int(100_000 * row_bytes / 0.95))
+    sentence = r"a rollout of 100000 rows .* takes 0\.0 GB, more than 90 % of the 0\.0 GB of free memory: use smaller"
+    with pytest.raises(ConfigError, match=sentence):
+        resolve_config(settings, groups)
+    monkeypatch.setattr(sizes, "free_memory", lambda: int(100_000 * row_bytes / 0.85))
+    resolve_config(settings, groups)
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,7 @@ def test_a_single_env_needs_no_batch_axis() -> None:
         ({"n_step": 0}, "n_step=0 is too small"),
         ({"gamma": 1.5}, "gamma=1.5"),
         ({"autoreset": "never"}, "use next_step or same_step or disabled"),
-        ({"capacity": 10**15}, "of memory are free: use at most"),
+        ({"capacity": 10**15}, "more than 90 % of the .* GB of free memory: use at most"),
     ],
 )
 def test_wrong_settings_are_refused(change: dict[str, Any], words: str) -> None:

@@ -175,6 +175,6 @@ def refuse_too_large(config: RunConfig, info: EnvInfo, state: Tree) -> None:
     if needed > SPARE * free:
         most = int(SPARE * free / per_step)
         raise ConfigError(
-            f"replay.capacity={config.replay.capacity} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
-            f"memory are free: use at most {most}."
+            f"replay.capacity={config.replay.capacity} takes {needed / 1e9:.1f} GB, more than {100 * SPARE:.0f} % of "
+            f"the {free / 1e9:.1f} GB of free memory: use at most {most}."
         )

@@ -19,10 +19,10 @@ WEIGHT_BYTES = 16  # bytes of one weight: a float32 with its gradient and the tw
 
 
 def refuse_large_sizes(config: RunConfig, info: EnvInfo) -> None:
-    """Raise ConfigError if a rollout, a batch or the net is estimated to need more memory than is free.
+    """Raise ConfigError if a rollout, a batch or the net needs more than the fraction USABLE of the free memory.
 
-    The estimates are lower bounds, so every run that is refused would take more than the fraction USABLE of the free
-    memory. build/replay.py checks the replay's size.
+    The needed memory is estimated by lower bounds, so every run that is refused would indeed exceed this fraction.
+    build/replay.py checks the replay's size.
     """
     options: Any = config.algo_options
     row_bytes = space_bytes(info.observation) + space_bytes(info.action) + 16
@@ -50,5 +50,6 @@ def _refuse(needed: int, what: str) -> None:
     free = free_memory()
     if needed > USABLE * free:
         raise ConfigError(
-            f"{what} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: use smaller values."
+            f"{what} takes {needed / 1e9:.1f} GB, more than {100 * USABLE:.0f} % of the {free / 1e9:.1f} GB of "
+            "free memory: use smaller values."
         )

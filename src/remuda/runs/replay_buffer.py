@@ -35,7 +35,7 @@ from remuda.machine import free_memory
 from remuda.replay import Priorities, Ring, Row, TransitionReplay
 
 AUTORESETS = ("next_step", "same_step", "disabled")
-MAX_SHARE = 0.9  # share of the free memory that a buffer may take
+MAX_SHARE = 0.9  # largest fraction of the free memory that a buffer may take
 
 
 class ReplaySample(NamedTuple):
@@ -249,6 +249,6 @@ def refuse_too_large(capacity: int, needed: int) -> None:
     free = free_memory()
     if needed > MAX_SHARE * free:
         raise ConfigError(
-            f"capacity={capacity} takes {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free: "
-            f"use at most {int(MAX_SHARE * free / needed * capacity)}."
+            f"capacity={capacity} takes {needed / 1e9:.1f} GB, more than {100 * MAX_SHARE:.0f} % of the "
+            f"{free / 1e9:.1f} GB of free memory: use at most {int(MAX_SHARE * free / needed * capacity)}."
         )

@@ -143,7 +143,7 @@ def keyword_parameters(kind: type[object]) -> set[str]:
 
 
 def replay_arguments(kind: type[object], config: RunConfig, **given: object) -> dict[str, object]:
-    """Return the keyword arguments of an algorithm that learns from a replay."""
+    """Return the keyword arguments with which an algorithm that learns from a replay is constructed."""
     beta = parse_schedule(config.replay.beta, "replay.beta")
     return keyword_arguments(kind, config.algo_options, beta=beta, burn_in=config.replay.burn_in, **given)
 
@@ -162,7 +162,7 @@ def construct(kind: type[Algorithm], *arguments: object, **options: object) -> A
 
 
 def agent_arguments(options: AgentOptions) -> dict[str, Any]:
-    """Return the keyword arguments that all agents accept."""
+    """Return the keyword arguments that the constructors of all kinds of agents accept."""
     return {name: getattr(options, name) for name in ("normalize_obs", "center_images", "core", "core_size")}
 
 

@@ -42,12 +42,12 @@ class ReluNet:
         return [*outputs, F.linear(x, *self.layers[-1])]
 
     def backward(self, outputs: list[Tensor], by_output: Tensor, rows: int, accumulate: bool) -> Tensor:
-        """Write the gradients of all parameters to the views; return the gradient w.r.t. the first layer's output.
+        """Write the gradients of all parameters to the constructor's `views`, as sums over the first `rows` rows.
+
+        Return the gradient, for all rows, with respect to the first layer's output before the ReLU.
 
         `outputs` is the result of `forward`, and `by_output` is the gradient with respect to the last of these
-        outputs. Parameter gradients are sums over the first `rows` rows. If `accumulate` is True, they are added to
-        the contents of the views. The returned gradient has all rows. It is the gradient with respect to the first
-        layer's output before the ReLU.
+        outputs. If `accumulate` is True, parameter gradients are added to the contents of the views.
         """
         assert self.into is not None
         for index in reversed(range(len(self.layers))):

@@ -28,7 +28,7 @@ class Interval:
             self.next_steps = min(self.next_steps, saved)
 
     def restart(self, steps: int) -> None:
-        """Set `next_steps` to `every` steps after `steps`."""
+        """Set `next_steps` to `steps + every`."""
         self.next_steps = steps + self.every
 
     def is_due(self, steps: int) -> bool:

@@ -51,7 +51,7 @@ class RunMetrics:
         self._window = Window(config.log.window)
         self._values: dict[str, list[float]] = defaultdict(list)  # one value per round since the last line, by metric
         self._writers: list[Writer] = []
-        self._first_steps = 0  # env steps before the first round; the run's rate excludes this warm-up
+        self._first_steps = 0  # env steps of the warm-up, which `steps_per_second` excludes
         self._line_steps = 0  # steps done when the last line was written
 
     @contextmanager

@@ -80,7 +80,7 @@ class ActorCritic(nn.Module):
     def loss_metrics(
         loss: Tensor, value_loss: Tensor, entropy: Tensor, **policy_loss: Tensor
     ) -> dict[str, Tensor | float]:
-        """Return the metrics that all subclasses log. The policy loss is logged under its keyword's name."""
+        """Return the metrics that all subclasses log. The keyword of the policy loss is the name of its metric."""
         losses = {"loss": loss, **policy_loss, "value_loss": value_loss, "entropy_loss": -entropy}
         return {name: value.detach() for name, value in losses.items()}
 

@@ -16,7 +16,7 @@ class CopiedWeights:
     def __init__(self, module: nn.Module, device: torch.device, version: int = 0) -> None:
         self.version, self._is_new = version, False
         self._module = module
-        self.copy: Any = deepcopy(module).to(device)  # the agent that acts
+        self.copy: Any = deepcopy(module).to(device)  # the agent that samplers use
 
     def publish(self, version: int) -> None:
         self.version, self._is_new = version, True

@@ -170,7 +170,7 @@ class RowCounters(GroupCounters):
     # --- for writers ---
 
     def may_write(self) -> bool:
-        """Return whether writers may append rows: the total of real steps must be below the reader's `limit`."""
+        """Return whether writers may append rows, because the total of real steps is below the reader's `limit`."""
         return self.total_real < int(self.limit[0])
 
     def begin(self, group: int, rows: int) -> int:
@@ -318,7 +318,7 @@ class ReplayCounters:
     def set_limit(self, left: int | None, can_draw: Callable[[], bool]) -> None:
         """Let writers add `left` steps to those counted so far (None: any number), or fewer if they are throttled."""
         limit = NO_LIMIT if left is None else self._counted + max(0, left)
-        if self.is_throttled and can_draw():  # if nothing can be drawn, the learner waits for writers
+        if self.is_throttled and can_draw():  # writers are not throttled while nothing can be drawn
             assert self.ratio is not None
             unlearned = int(min(self.credit / self.ratio, NO_LIMIT // 4))
             limit = min(limit, self._counted - unlearned + self.max_lead)

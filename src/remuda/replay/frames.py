@@ -178,7 +178,7 @@ class FrameRing(Ring):
             yield self.obs(row, env).reshape(*shape, *self._shape), self.is_real(row, env).reshape(shape)
 
     def is_stored(self, row: Index, env: Index) -> NDArray[np.bool_]:
-        self.counters.fence()  # completes the caller's copies before the reads below
+        self.counters.fence()  # lets the caller's copies complete before the memory is read below
         oldest = self.rows.obs[row % self.capacity, env] - self.frames + 1
         has_frames = self.frame_counters.is_intact(oldest, env)
         # Rows are checked last: if a row was overwritten before `oldest` was read, `oldest` belongs to another row.

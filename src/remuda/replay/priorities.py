@@ -113,7 +113,7 @@ class Priorities:
             else:
                 error = ring.td_error[places, columns]
                 self.append(rows.start, mask, group, error, is_known=~np.isnan(error))
-        # Rows after `rows` have no TD error yet or were written meanwhile. They must not be drawn: set priority 0.
+        # Rows after `rows` have no TD error yet or were written meanwhile. Set priority 0 so that none is drawn.
         if (written := int(ring.written[group])) > rows.stop:
             pending = np.arange(rows.stop, written)
             row, env = np.meshgrid(pending, np.arange(columns.start, columns.stop), indexing="ij")

@@ -253,7 +253,7 @@ class Ring:
         return {**sizes, **{name: f"{array.dtype.str}{list(array.shape)}" for name, array in arrays.items()}}
 
     def span(self, group: int, first: int, last: int) -> Span:
-        """Return the span of stored rows `first` to `last - 1`, with all frames that these rows use."""
+        """Return the `Span` of rows `first` to `last - 1`; it has no frames, because rows hold whole observations."""
         return Span(group, first, last, np.zeros((0, 2), np.int64))
 
     def views(self, span: Span) -> list[NumpyArray]:

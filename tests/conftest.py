@@ -1,13 +1,16 @@
 """Settings of the whole test session."""
 
 import gc
+import subprocess
+import sys
 from pathlib import Path
 
+import prestarted
 import pytest
 from hypothesis import settings
 from lasting import SharedServers
 
-from remuda.processes import worker_pool
+from remuda.processes import fork_server, worker_pool
 
 # Property tests set no deadline, because a busy machine is no failure, and keep no examples.
 
@@ -32,6 +35,33 @@ def pytest_collection_finish(session):
     """Exclude imported modules and collected tests from garbage collections, of which each training starts one."""
     gc.collect()
     gc.freeze()
+
+
+IN_ONE_PROCESS = ("agents", "algorithms", "build", "maths", "nets", "processes")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _template(request):
+    """Fork the processes of `prestarted` and all fork servers from one process that has imported remuda.
+
+    It is started before the first test, because tests compare the processes before and after.
+    """
+    if sys.platform != "linux" or all(item.path.parent.name in IN_ONE_PROCESS for item in request.session.items):
+        yield
+        return
+    template = prestarted.Template.start()
+    prestarted.use(template)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fork_server, "subprocess", prestarted)
+        yield
+    prestarted.use(None)
+    template.end()
+
+
+@pytest.fixture
+def fresh_servers(monkeypatch):
+    """Start fork servers as new interpreters, as they are outside tests."""
+    monkeypatch.setattr(fork_server, "subprocess", subprocess)
 
 
 KILLS_SERVERS = ("faults", "processes")

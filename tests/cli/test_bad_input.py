@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import prestarted
 import pytest
 
 from remuda.cli import main
@@ -186,7 +187,7 @@ def check_sentence(text: str, words: list[str]) -> None:
 def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-m", "remuda", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+    return prestarted.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def run_command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
 def test_the_error_for_a_missing_package_names_its_extra(env, package, extra, tmp_path):
     code = f"import sys; sys.modules[{package!r}] = None; from remuda.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "train", "ppo", "--env", env]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    done = prestarted.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 2
     check_sentence(done.stderr, [env, f"pip install 'remuda[{extra}]'"])
     assert list(tmp_path.iterdir()) == []

@@ -9,16 +9,24 @@ import sys
 import time
 from pathlib import Path
 
+import prestarted
 import psutil
 import pytest
 from processes import all_gone, find, wait_for
 
+from remuda.bench import turns
 from remuda.bench.job import complete
 from remuda.bench.turns import median_and_interval
 from remuda.cli import bench as bench_command
 from remuda.cli import main
 from remuda.cli.bench import ours_and_peers, summary
 from remuda.errors import TrainingError
+
+
+@pytest.fixture(autouse=True)
+def _prestarted_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (turns, bench_command):
+        monkeypatch.setattr(module, "subprocess", prestarted)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
+import prestarted
 import pytest
 
 import remuda
@@ -24,15 +25,15 @@ SMALL = ["--algo.n_steps", "16", "--algo.batch_size", "32", "--algo.n_epochs", "
 QUICK = [*SMALL, "--steps", "300", "--log.tensorboard", "no", "--eval.episodes", "2"]
 
 
-def start(*arguments, cwd, **settings) -> subprocess.Popen:
+def start(*arguments, cwd, popen=prestarted.Popen, **settings) -> subprocess.Popen:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), **settings.pop("env", {})}
     environment.pop("PYTHONUNBUFFERED", None)
     command = [sys.executable, "-m", "remuda", *arguments]
-    return subprocess.Popen(command, cwd=cwd, env=environment, **settings)
+    return popen(command, cwd=cwd, env=environment, **settings)
 
 
-def remuda_process(*arguments, cwd) -> subprocess.CompletedProcess:
-    process = start(*arguments, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def remuda_process(*arguments, cwd, popen=prestarted.Popen) -> subprocess.CompletedProcess:
+    process = start(*arguments, cwd=cwd, popen=popen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     out, err = process.communicate(timeout=120)
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
@@ -43,9 +44,10 @@ def tensors(run: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Train in a real process, and return the run and the finished process with its output."""
+    """Train in a new interpreter, and return the run and the finished process with its output."""
     where = tmp_path_factory.mktemp("trained")
-    done = remuda_process("train", "ppo", "--env", "CartPole-v1", "--seed", "5", *QUICK, cwd=where)
+    arguments = ["train", "ppo", "--env", "CartPole-v1", "--seed", "5", *QUICK]
+    done = remuda_process(*arguments, cwd=where, popen=subprocess.Popen)
     assert done.returncode == 0, done.stderr
     return where / "runs/latest", done
 

@@ -11,6 +11,7 @@ from typing import Any
 import counting
 import gymnasium
 import numpy as np
+import prestarted
 import pytest
 
 from remuda.envs import EnvSpec, LocalEnvs, PooledEnvs, examine, probe, resolve
@@ -187,7 +188,7 @@ def run_script(path: Path, text: str) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
     here = Path(__file__).parents[2]
     environment = {"PYTHONPATH": f"{here / 'src'}:{here / 'tests'}", "PATH": ""}
-    return subprocess.run(
+    return prestarted.run(
         [sys.executable, str(path)], capture_output=True, text=True, timeout=30, env=environment, check=False
     )
 
@@ -221,7 +222,7 @@ def test_script_that_is_imported_by_workers_needs_a_guard(tmp_path: Path, call: 
 def test_function_typed_into_an_interpreter_is_refused() -> None:
     code = "from remuda.envs import resolve\ndef make(): pass\nresolve(make).to_json()"
     here = Path(__file__).parents[2]
-    done = subprocess.run(
+    done = prestarted.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import prestarted
 import pytest
 
 from remuda.envs import EnvSpec, make_envs, probe, resolve
@@ -60,7 +60,7 @@ for time in ("0.1", "2.5"):
     mujoco.get_mju_user_warning()(f"Nan, Inf or huge value in QACC at DOF 0. Time = {time}.")
 mujoco.get_mju_user_warning()("Pre-allocated constraint buffer is full.")
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = prestarted.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.stderr.splitlines() == [
         "remuda.envs MuJoCo: Nan, Inf or huge value in QACC at DOF 0. Time = 0.1.",
         "remuda.envs MuJoCo: Pre-allocated constraint buffer is full.",
@@ -74,7 +74,7 @@ mujoco.get_mju_user_warning()("Pre-allocated constraint buffer is full.")
 )
 def test_missing_package_at_build_is_named_with_its_extra(module: str, name: str, extra: str) -> None:
     code = f"import sys; sys.modules[{module!r}] = None; from remuda.envs import resolve; resolve({name!r}).build()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = prestarted.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     last = done.stderr.strip().splitlines()[-1]
     assert f"EnvSpecError: {name} needs a package" in last
     assert f"pip install 'remuda[{extra}]'" in last

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import prestarted
 import psutil
 import pytest
 from processes import is_alive
@@ -424,6 +425,7 @@ def test_closing_is_quick_and_may_be_repeated(tmp_path: Path) -> None:
     envs.close()
 
 
+@pytest.mark.usefixtures("fresh_servers")
 def test_workers_use_little_memory_and_do_not_import_torch() -> None:
     with PooledEnvs(resolve("CartPole-v1"), 8, 2) as envs:
         envs.reset(1)
@@ -467,7 +469,7 @@ else:
 @pytest.mark.parametrize("how", ["main", "thread", "fork"])
 def test_a_killed_parent_leaves_no_orphan(tmp_path: Path, how: str) -> None:
     path = f"{HERE / 'src'}:{HERE / 'tests'}"
-    script = subprocess.Popen(
+    script = prestarted.Popen(
         [sys.executable, "-c", ORPHANS, str(tmp_path / "done"), how],
         stdout=subprocess.PIPE,
         text=True,

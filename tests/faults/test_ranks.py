@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import prestarted
 import psutil
 import pytest
 from processes import all_gone, wait_for
@@ -29,7 +30,7 @@ def start(path: Path, *arguments: str, ranks: int = 2, env: str = "CartPole-v1",
         "sac": ["--algo.learning_starts", "100", "--algo.batch_size", "48", "--checkpoint.every", "200"],
     }[algo]
     command += ["--eval.episodes", "0", *arguments]
-    return subprocess.Popen(
+    return prestarted.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -144,7 +145,7 @@ def test_a_run_interrupted_at_random_moments_equals_one_that_was_not(tmp_path, a
         assert process.returncode == 128 + signal.SIGINT, error
         assert seen < step_of(path) < steps
         seen = step_of(path)
-        process = subprocess.Popen([sys.executable, "-m", "remuda", "train", "--resume", str(path), "--quiet"])
+        process = prestarted.Popen([sys.executable, "-m", "remuda", "train", "--resume", str(path), "--quiet"])
     whole = start(tmp_path / "whole", "--steps", str(steps), **options)
     assert whole.wait(timeout=300) == process.wait(timeout=300) == 0
     saved = [(each / "checkpoints/latest/tensors.safetensors").read_bytes() for each in (path, tmp_path / "whole")]
@@ -187,7 +188,7 @@ def test_torchrun_restarts_a_run_whose_ranks_are_killed(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", "3", "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--steps", "300_000"]
     command += ["--scheme", "replicas", "--eval.episodes", "0", "--checkpoint.every", "10_000", "--out", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = prestarted.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     seen = 0
     for victim in (1, 0):
         await_checkpoint(process, path)

@@ -21,6 +21,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import prestarted
 import psutil
 import pytest
 import torch
@@ -573,7 +574,7 @@ with acting(fault="hold", at=8, once=sys.argv[1]) as sampler:
 
 def test_a_killed_parent_leaves_no_orphan(tmp_path: Path) -> None:
     """The parent is killed in the middle of a rollout in which one worker hangs and holds the GIL."""
-    script = subprocess.Popen(
+    script = prestarted.Popen(
         [sys.executable, "-c", ORPHANS, str(tmp_path / "done"), str(Path(__file__).parent)],
         stdout=subprocess.PIPE,
         text=True,

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import prestarted
 import psutil
 import pytest
 from processes import all_gone, wait_for
@@ -35,7 +36,7 @@ def start(path: Path, *arguments: str, env: str = "CartPole-v1", algo: str = "pp
         "5_000_000",
     ]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    return subprocess.Popen(
+    return prestarted.Popen(
         [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     )
 
@@ -127,7 +128,7 @@ for each in (forked, other):
 forked.join(10)
 print(forked.exitcode, other.wait(10))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = prestarted.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == ["-15", "-15"], done.stderr
 
 
@@ -229,7 +230,7 @@ def test_full_disk_loses_checkpoints_and_metrics_but_does_not_stop_training(tmp_
     command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--steps", "6000"]
     command += ["--out", str(path), "--checkpoint.every", "1000", "--log.every", "256", "--eval.episodes", "2"]
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
+    done = prestarted.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "what was learned could not be saved after 6," in done.stderr, "the error must report the failed save"
@@ -283,7 +284,7 @@ def test_ctrl_c_sent_to_the_process_group_stops_the_run_gracefully(tmp_path):
     path = tmp_path / "run"
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--scheme", "parallel"]
-    process = subprocess.Popen(
+    process = prestarted.Popen(
         [*command, "--out", str(path), "--steps", "5_000_000", "--log.every", "256"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -9,10 +9,10 @@ process of its own.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import Any
 
+import prestarted
 import pytest
 
 from remuda.build.recipe import make_recipe
@@ -95,7 +95,7 @@ def main(case: str) -> None:
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.long if c == "td3" else ()) for c in CASES])
 def test_gradients_equal_those_of_the_cpu_and_agents_act_on_the_cpu(case: str) -> None:
-    done = subprocess.run([sys.executable, __file__, case], capture_output=True, text=True, timeout=120)
+    done = prestarted.run([sys.executable, __file__, case], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -12,6 +12,8 @@ import pytest
 from remuda.errors import ConfigError, RemudaError, TrainingError, WorkerError
 from remuda.processes.worker_pool import Worker, WorkerKind, WorkerPool
 
+pytestmark = pytest.mark.usefixtures("fresh_servers")
+
 KIND = WorkerKind(
     name="echo workers",
     building="building its echo",

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import prestarted
 import pytest
 from notebook import Notebook
 
@@ -79,9 +82,11 @@ print(run.result["status"], remuda.load(sys.argv[1], net=MyNet).act(np.zeros(LEN
 """
 
 
-def execute(path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def execute(
+    path: Path, text: str, *arguments: str, run: Callable[..., Any] = prestarted.run
+) -> subprocess.CompletedProcess[str]:
     path.write_text(text)
-    return subprocess.run(
+    return run(
         [sys.executable, str(path), *arguments],
         capture_output=True,
         text=True,
@@ -92,10 +97,12 @@ def execute(path: Path, text: str, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def test_a_script_without_a_guard_trains_in_workers(tmp_path: Path) -> None:
-    done = execute(tmp_path / "script.py", DEFINITIONS + TRAINING, str(tmp_path), "parallel", "async")
+@pytest.mark.parametrize(("scheme", "run"), [("parallel", subprocess.run), ("async", prestarted.run)])
+def test_a_script_without_a_guard_trains_in_workers(tmp_path: Path, scheme: str, run: Callable[..., Any]) -> None:
+    """One run is in a new interpreter with a new fork server, as for users."""
+    done = execute(tmp_path / "script.py", DEFINITIONS + TRAINING, str(tmp_path), scheme, run=run)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "the body runs\nparallel 5.0\nasync 5.0\n"
+    assert done.stdout == f"the body runs\n{scheme} 5.0\n"
 
 
 def test_log_and_errors_name_the_call_that_resumes_the_run(

@@ -51,7 +51,7 @@ def is_used(algo: str, scheme: str, group: str, name: str) -> bool:
 
 
 def arguments_of(algo: str, scheme: str, path: Path) -> list[str]:
-    arguments = ["train", algo, "--env", env_of(algo), "--scheme", scheme, "--steps", "600", "--quiet"]
+    arguments = ["train", algo, "--env", env_of(algo), "--scheme", scheme, "--steps", "400", "--quiet"]
     arguments += ["--out", str(path), "--eval.episodes", "1", "--sampler.envs", "8"]
     if algo in ("a2c", "appo", "impala", "ppo"):
         return [*arguments, "--algo.n_steps", "16", *(["--algo.batch_size", "32"] if algo == "ppo" else [])]

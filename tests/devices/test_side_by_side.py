@@ -84,7 +84,7 @@ def test_a_run_has_the_parameters_of_an_ordinary_run(tmp_path: Any, option: str)
         remuda.train(
             "sac",
             env="Pendulum-v1",
-            steps=200,
+            steps=130,
             out=tmp_path / str(number),
             quiet=True,
             algo={"learning_starts": 100, "batch_size": 32, **algo},

@@ -46,18 +46,18 @@ def test_all_networks_of_an_agent_compute_in_bfloat16(algo: str, env: str) -> No
 
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("sac", "Pendulum-v1")])
 def test_runs_train_resume_and_evaluate(tmp_path, algo: str, env: str) -> None:
-    options = {"learning_starts": 100} if algo == "sac" else {"n_steps": 32, "batch_size": 64}
+    options = {"learning_starts": 100} if algo == "sac" else {"n_steps": 32, "batch_size": 64, "n_epochs": 2}
     run = remuda.train(
         algo,
         env=env,
-        steps=400,
+        steps=150,
         out=tmp_path,
         quiet=True,
         algo=options,
-        agent={"precision": "bf16"},
+        agent={"precision": "bf16", "hidden": (32, 32)},
         eval={"episodes": 1},
     )
-    again = remuda.resume(run.path, steps=600, quiet=True)
+    again = remuda.resume(run.path, steps=300, quiet=True)
     assert again.evaluate(episodes=1)["episodes"] == 1
 
 

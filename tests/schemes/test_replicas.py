@@ -2,10 +2,12 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import prestarted
 import pytest
 from test_bit_equal import weights
 
@@ -22,7 +24,10 @@ REPLAY = {"learning_starts": 64, "batch_size": 24}
 ALGORITHMS = {
     "ppo": ("CartPole-v1", {"algo": {"n_steps": 12, "batch_size": 48, "n_epochs": 2, "normalize_reward": True}}),
     "a2c": ("CartPole-v1", {"algo": {"n_steps": 12}}),
-    "ppo with memory": ("CartPole-v1", {"algo": {"n_steps": 8, "batch_size": 96}, "agent": {"core": "lstm"}}),
+    "ppo with memory": (
+        "CartPole-v1",
+        {"algo": {"n_steps": 8, "batch_size": 48, "n_epochs": 2}, "agent": {"core": "lstm", "core_size": 16}},
+    ),
     "impala": ("CartPole-v1", {"algo": {"n_steps": 12, "batch_size": 12, "reduction": "sum"}}),
     "appo": ("Pendulum-v1", {"algo": {"n_steps": 12, "batch_size": 12}}),
     "dqn": ("CartPole-v1", {"algo": REPLAY, "replay": {"prioritized": True}}),
@@ -47,7 +52,7 @@ def arguments_of(path: Path, case: str, scheme: str, parts: int, **scheme_option
     env, groups = ALGORITHMS[case]
     rows = groups["algo"].get("n_steps", 10 if case == "r2d1" else 1)
     normalize = {} if case in ("rainbow",) else {"normalize_obs": True}
-    merged = {**groups, "agent": {**normalize, **groups.get("agent", {})}}
+    merged = {**groups, "agent": {"hidden": (16, 16), **normalize, **groups.get("agent", {})}}
     count = {"parts" if scheme == "serial" else "ranks": parts}
     return {
         "env": env,
@@ -118,7 +123,7 @@ def test_env_workers_of_ranks_give_the_same_parameters(tmp_path):
         steps=12 * ENVS * ROUNDS,
         scheme={"name": "replicas", "ranks": 2},
         sampler={"envs": ENVS, "workers": 2},
-        agent={"normalize_obs": True},
+        agent={"normalize_obs": True, "hidden": (16, 16)},
         eval={"episodes": 0},
         out=tmp_path / "ranks",
         quiet=True,
@@ -202,6 +207,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 PPO = ["train", "ppo", "--env", "CartPole-v1", "--steps", "2880", "--seed", "5", "--scheme", "replicas", "--quiet"]
 PPO += ["--sampler.envs", "12", "--algo.n_steps", "12", "--algo.batch_size", "48", "--algo.n_epochs", "2"]
 PPO += ["--algo.normalize_reward", "true", "--agent.normalize_obs", "true", "--eval.episodes", "0"]
+PPO += ["--agent.hidden", "16,16"]
 PPO += ["--log.every", "1"]
 
 
@@ -247,9 +253,21 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         f"arguments = [*{PPO}, '--out', {str(tmp_path / 'run')!r}]\n"
         "sys.exit(main([*arguments, '--algo.gamma', '0.9' + os.environ['RANK']]))\n"
     )
-    done = run_torchrun(2, str(script))
-    assert done.returncode != 0
-    assert "rank 1 differs from rank 0 in config.options.algo.gamma (0.91 there, 0.9 here)" in done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        prestarted.Popen(
+            [sys.executable, str(script)],
+            env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    assert all(rank.returncode != 0 for rank in ranks)
+    assert "rank 1 differs from rank 0 in config.options.algo.gamma (0.91 there, 0.9 here)" in "".join(errors)
     assert not (tmp_path / "run").exists()
 
 

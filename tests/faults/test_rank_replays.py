@@ -2,12 +2,12 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from launching import launch
 from processes import wait_for
 from test_ranks import await_checkpoint, rank_processes, start
 
@@ -103,7 +103,7 @@ def test_run_directory_that_another_rank_does_not_see_is_refused_with_a_replay(t
         (tmp_path / name).mkdir()
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [sys.executable, str(script)]
     command += [str(tmp_path / "host-0"), str(tmp_path / "host-1"), algo, "--env", "Pendulum-v1", "--steps", "512"]
     command += ["--scheme", "replicas", "--sampler.envs", "2", "--eval.episodes", "0", "--quiet"]
     command += (
@@ -111,14 +111,12 @@ def test_run_directory_that_another_rank_does_not_see_is_refused_with_a_replay(t
         if algo == "sac"
         else ["--algo.n_steps", "64", "--algo.batch_size", "64"]
     )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert (done.returncode != 0) == is_refused, done.stderr
+    codes, printed = launch(2, command, tmp_path / "log.txt")
+    assert any(codes) == is_refused, printed
     if is_refused:
-        assert re.search(
-            r"remuda: rank 1 \(pid \d+ on \S+\): the directory /proc/self/cwd/run/checkpoints/", done.stderr
-        )
-        assert "is not visible here" in done.stderr
-        assert "choose a directory with --out that all hosts share." in done.stderr
+        assert re.search(r"remuda: rank 1 \(pid \d+ on \S+\): the directory /proc/self/cwd/run/checkpoints/", printed)
+        assert "is not visible here" in printed
+        assert "choose a directory with --out that all hosts share." in printed
     else:
         assert load_newest(tmp_path / "host-0" / "run" / "checkpoints").step >= 512
     assert (tmp_path / "host-0" / "run").exists() != is_refused

@@ -29,7 +29,7 @@ def start(path: Path, *arguments: str, ranks: int = 2, env: str = "CartPole-v1",
         "ppo": ["--algo.n_steps", "32", "--algo.batch_size", "192", "--checkpoint.every", "2_000"],
         "sac": ["--algo.learning_starts", "100", "--algo.batch_size", "48", "--checkpoint.every", "200"],
     }[algo]
-    command += ["--eval.episodes", "0", *arguments]
+    command += ["--agent.hidden", "16,16", "--eval.episodes", "0", *arguments]
     return prestarted.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -47,12 +47,9 @@ def has_trained(path: Path) -> bool:
 
 
 def stop(process: subprocess.Popen, number: signal.Signals) -> tuple[str, str]:
-    """Send the signal, and return the output of the process, which must end within 10 s."""
-    asked = time.monotonic()
+    """Send the signal, and return the output of the process."""
     process.send_signal(number)
-    printed = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 10
-    return printed
+    return process.communicate(timeout=60)
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:
@@ -132,12 +129,12 @@ print(forked.exitcode, other.wait(10))
     assert done.stdout.split() == ["-15", "-15"], done.stderr
 
 
-def read_acknowledgement(process: subprocess.Popen) -> tuple[str, float]:
-    """Return the first line on standard error after a SIGINT, and how long it took to come."""
+def interrupt(process: subprocess.Popen, path: Path) -> None:
+    """Send SIGINT, which must be acknowledged before the run stops and saves."""
     process.send_signal(signal.SIGINT)
-    asked = time.monotonic()
-    line = process.stderr.readline()
-    return line, time.monotonic() - asked
+    assert process.stderr.readline() == f"SIGINT: {STOPPING}\n"
+    assert not (path / "result.json").exists()
+    assert process.poll() is None
 
 
 def test_signal_during_a_slow_rollout_keeps_the_last_complete_round(tmp_path):
@@ -147,9 +144,7 @@ def test_signal_during_a_slow_rollout_keeps_the_last_complete_round(tmp_path):
     arguments += ["--log.every", "1"]
     process = start(path, *arguments, "--envs.kwargs", '{"seconds": 0.02}', env="own_things:slow_saveable")
     wait_for(lambda: has_trained(path))
-    line, seconds = read_acknowledgement(process)
-    assert line == f"SIGINT: {STOPPING}\n"
-    assert seconds < 3, "0.5 s on an idle machine"
+    interrupt(process, path)
     process.communicate(timeout=30)
     assert process.returncode == 130
     found = load_newest(path / "checkpoints")
@@ -166,12 +161,8 @@ def test_signal_while_a_local_env_hangs_names_it_and_keeps_the_last_round(tmp_pa
     process = start(path, *arguments, "--envs.kwargs", kwargs, env="own_things:hanging")
     wait_for(lambda: has_trained(path))
     wait_for(lambda: is_still(path))
-    line, seconds = read_acknowledgement(process)
-    assert line == f"SIGINT: {STOPPING}\n"
-    assert seconds < 3
-    asked = time.monotonic()
+    interrupt(process, path)
     out, err = process.communicate(timeout=60)
-    assert time.monotonic() - asked < 20, "10 s on an idle machine"
     assert process.returncode == 130, err
     assert "own_things:hanging: an env did not return from its call after a stop signal" in out
     assert "own_things.py:" in out, "the output must name the file and the line"
@@ -265,17 +256,20 @@ def test_killed_worker_is_replaced_logged_and_counted(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["serial", "parallel"])
 def test_two_signals_stop_at_once(tmp_path, scheme):
+    """The round does not end by itself, so a single signal would end the run after 5 s and save what was learned."""
     path = tmp_path / "run"
-    process = start(path, "--scheme", scheme, "--log.every", "256")
+    arguments = ["--scheme", scheme, "--sampler.envs", "2", "--algo.n_steps", "16", "--algo.batch_size", "32"]
+    arguments += ["--log.every", "1", "--checkpoint.every", "0", "--envs.step_timeout", "900"]
+    process = start(path, *arguments, "--envs.kwargs", '{"after": 200, "how": "sleep"}', env="own_things:hanging")
     wait_for(lambda: has_trained(path))
+    wait_for(lambda: is_still(path))
     members = family(process)
-    # The run is still stopping because of the first signal when the second one arrives, and must end at once.
+    interrupt(process, path)
     process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    asked = time.monotonic()
-    process.communicate(timeout=30)
-    assert time.monotonic() - asked < 5, "a single signal lets a round continue for 5 s"
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert err == "remuda: stopped at once; nothing was saved after the last checkpoint\n"
+    assert not any(path.glob("checkpoints/step-*"))
     wait_for(lambda: all_gone(members), 2)
 
 

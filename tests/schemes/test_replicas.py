@@ -2,13 +2,12 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import prestarted
 import pytest
+from launching import launch
 from test_bit_equal import weights
 
 import remuda
@@ -253,21 +252,9 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         f"arguments = [*{PPO}, '--out', {str(tmp_path / 'run')!r}]\n"
         "sys.exit(main([*arguments, '--algo.gamma', '0.9' + os.environ['RANK']]))\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        prestarted.Popen(
-            [sys.executable, str(script)],
-            env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    assert all(rank.returncode != 0 for rank in ranks)
-    assert "rank 1 differs from rank 0 in config.options.algo.gamma (0.91 there, 0.9 here)" in "".join(errors)
+    codes, printed = launch(2, [sys.executable, str(script)], tmp_path / "log.txt")
+    assert all(codes)
+    assert "rank 1 differs from rank 0 in config.options.algo.gamma (0.91 there, 0.9 here)" in printed
     assert not (tmp_path / "run").exists()
 
 

@@ -153,7 +153,8 @@ class TestTrain:
         path = tmp_path / "run"
         arguments = ["train", "ppo", "--env", "CartPole-v1", *QUICK, "--quiet", "--profile", "--out", str(path)]
         assert main([*arguments, "--steps", "1", "--eval.episodes", "0"]) == 0
-        assert not (path / "profile/trace.json.gz").exists()
+        assert not (path / "profile").exists()
+        assert "there is no profile, because the run ended before round 3" in (path / "log.txt").read_text()
         capsys.readouterr()
 
 

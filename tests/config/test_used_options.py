@@ -119,7 +119,7 @@ REFUSED = [
     ("ppo", "serial", "agent.head_hidden", "0", "leave it out"),
     ("ppo", "serial", "replay.ratio", "8", "it is for algorithms with a replay: leave it out"),
     ("r2d1", "serial", "algo.v_min", "0", "has no effect on r2d1: leave it out"),
-    ("ppo", "serial", "sampler.workers", "2", "it is for --scheme parallel and --scheme async: leave it out"),
+    ("ppo", "serial", "sampler.workers", "2", "it is for --scheme parallel, async and replicas: leave it out"),
     ("ppo", "parallel", "scheme.throttle", "true", "it is for --scheme async and algorithms with a replay"),
     ("impala", "async", "scheme.publish_every", "10", "it is for algorithms with a replay: leave it out"),
     ("dqn", "async", "scheme.max_lag", "none", "it is for algorithms without a replay: leave it out"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remuda.errors import ConfigError
-from remuda.nets import ImpalaNet, NatureCNN, SmallCNN, is_channels_first
+from remuda.nets import A3CNet, ImpalaNet, NatureCNN, SmallCNN, is_channels_first
 
 torch.set_num_threads(1)  # more threads are many times slower on a busy machine
 
@@ -132,6 +132,12 @@ def test_nature_refuses_small_images_and_names_another_net(shape: tuple[int, ...
 def test_smallest_images_are_accepted() -> None:
     assert NatureCNN((36, 36, 3))(torch.rand(1, 36, 36, 3)).shape == (1, 512)
     assert SmallCNN((3, 3, 2))(torch.rand(1, 3, 3, 2)).shape == (1, 128)
+
+
+def test_a3c_accepts_smaller_images_than_nature_and_names_itself_in_errors() -> None:
+    assert A3CNet((4, 20, 36))(torch.zeros(1, 4, 20, 36)).shape == (1, 256)
+    with pytest.raises(ConfigError, match=r"agent\.net=a3c needs images of 20x20 pixels or more.*these have 19x84"):
+        A3CNet((4, 19, 84))
 
 
 def test_small_refuses_images_smaller_than_its_kernel() -> None:

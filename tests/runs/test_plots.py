@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from registering import forget_registered
 
 from remuda.errors import CheckpointError, UsageError
 from remuda.logs import MetricsFile
+from remuda.registry import register_scheme
 from remuda.runs.directory import RunDirectory
 from remuda.runs.plots import EVALUATION, mean_and_band, mean_and_bar, plot_runs, t_quantile
 
@@ -237,6 +239,40 @@ def test_runs_of_two_algorithms_are_labeled_by_their_names(tmp_path: Path) -> No
     text = drawn([dqn, other], tmp_path)
     assert ">dqn scheme=synchronous<" in text
     assert ">dqn scheme=async<" in text
+
+
+def test_parts_and_ranks_form_groups_by_their_number(tmp_path: Path) -> None:
+    """Two ranks learn what two parts do, and not what one process does; config.yaml of version 0.1 has no parts."""
+
+    def config(scheme: str, seed: int, **options: Any) -> dict[str, Any]:
+        return {"algo": "ppo", "env": "Pong", "scheme": scheme, "seed": seed, "options": {"scheme": options}}
+
+    runs = {
+        "old": config("serial", 1),
+        "parallel": config("parallel", 2, parts=1, ranks=0, threads=4),
+        "parts": config("serial", 1, parts=2, ranks=0),
+        "ranks": config("replicas", 2, parts=1, ranks=2, exchange="gloo"),
+    }
+    text = drawn([make_run(tmp_path / name, each, learning(1)) for name, each in runs.items()], tmp_path)
+    assert ">ppo: mean of 2 runs" in text
+    assert ">ppo scheme.parts=2: mean of 2 runs" in text
+
+
+def test_options_of_asynchronous_schemes_form_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheme of another package may be asynchronous as well; one that is not installed is a group of its own."""
+    forget_registered(monkeypatch)
+    register_scheme("theirs_async", "remuda.build.schemes:make_asynchronous", "", is_asynchronous=True)
+
+    def config(scheme: str, **options: Any) -> dict[str, Any]:
+        return {"algo": "dqn", "env": "Pong", "scheme": scheme, "options": {"scheme": options}}
+
+    runs = [config("theirs_async"), config("theirs_async", throttle=False), config("theirs_async", threads=4)]
+    paths = [make_run(tmp_path / str(index), run, learning(index)) for index, run in enumerate(runs)]
+    text = drawn(paths, tmp_path)
+    assert ">dqn: mean of 2 runs" in text
+    assert ">dqn scheme.throttle=False<" in text
+    other = make_run(tmp_path / "other", config("missing"), learning(3))
+    assert ">dqn scheme=missing<" in drawn([*paths[:1], other], tmp_path)
 
 
 def test_labels_that_would_be_too_long_use_the_directory(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def sentence(limit: str, cores: int = 4, algo: str = "ppo", options: Any = None,
     settings = {"algo": algo, "env": "CartPole-v1", "steps": 1000}
     groups |= {} if options is None else {"algo": options}
     scheme = groups.pop("scheme", "serial")
+    groups["scheme"] = groups.pop("scheme_options", {})
     config = resolve_config({**settings, "scheme": scheme}, groups)[0]
     return verdict({limit: 3.0, "other": 1.0}, remedies_for(config, cores))[1]
 
@@ -83,6 +84,29 @@ def test_remedies_take_the_current_options_into_account() -> None:
     six = {"envs": 6, "workers": 1}
     assert "--sampler.workers 3" in sentence("env", algo="dqn", scheme="async", sampler=six), "4 does not divide 6"
     assert "--checkpoint.every" in sentence("checkpoint")
+
+
+def test_remedies_for_ranks_are_options_that_they_accept() -> None:
+    def of_ranks(limit: str, cores: int = 4, ranks: int = 2, **sampler: int) -> str:
+        return sentence(limit, cores, scheme="replicas", scheme_options={"ranks": ranks}, sampler=sampler)
+
+    assert "more ranks (--scheme.ranks) or env workers in each (--sampler.workers)" in of_ranks("env")
+    assert "a faster env" in of_ranks("env", ranks=4)
+    assert "a faster env" in of_ranks("env", workers=2)
+    for limit in ("env", "inference", "wait"):
+        found = of_ranks(limit, workers=2)
+        assert "--sampler.inference" not in found, "ranks refuse it"
+        assert "--scheme serial" not in found
+        assert "--scheme parallel" not in found
+    assert "no workers for cheap envs (without --sampler.workers)" in of_ranks("wait", workers=2)
+    parts = {"scheme_options": {"parts": 2}}
+    assert "(--scheme replicas --scheme.ranks 2)" in sentence("env", **parts), "--scheme parallel has no parts"
+
+
+def test_inference_in_workers_is_recommended_only_where_it_is_accepted() -> None:
+    for limit in ("inference", "wait"):
+        assert "--sampler.inference workers" in sentence(limit, scheme="parallel")
+        assert "--sampler.inference" not in sentence(limit, scheme="parallel", sampler={"slots": 2})
 
 
 def test_verdict_without_measured_times() -> None:

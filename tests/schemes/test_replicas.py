@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ import remuda
 from remuda.build import ranks as build_ranks
 from remuda.cli import main
 from remuda.config.resolve import resolve_config
-from remuda.errors import CheckpointError, RanksDiverged
+from remuda.errors import CheckpointError, ConfigError, RanksDiverged
 from remuda.learning.checkpoint import load_newest
 from remuda.machine import usable_cores
+from remuda.runs import evaluation
 from remuda.torchrun import NAMES
 
 REPLAY = {"learning_starts": 64, "batch_size": 24}
@@ -276,6 +278,19 @@ def test_ranks_with_different_options_are_refused(tmp_path):
         (["--scheme.ranks", "2", "--sampler.inference", "workers"], "use sampler.inference=central."),
         (["--scheme.parts", "2"], "it is for --scheme serial: leave it out."),
         (["--scheme.ranks", "4", "--algo.batch_size", "2"], "scheme.ranks=4 is more than algo.batch_size=2"),
+        (
+            ["--scheme.ranks", "4", "--algo.batch_size", "4"],
+            "scheme.ranks=4 leaves too little to each, because in a share algo.batch_size=1 leaves nothing",
+        ),
+        (
+            ["--scheme.ranks", "2", "--agent.core", "lstm", "--algo.n_steps", "8", "--algo.batch_size", "8"],
+            "scheme.ranks=2 leaves too little to each, because in a share algo.batch_size=4 is not a whole number of",
+        ),
+        (
+            ["--scheme.ranks", "4", "--sampler.workers", "4"],
+            "sampler.workers=4 for each rank is more than the 2 envs of a slot there: use at most 2",
+        ),
+        (["--scheme.ranks", "1", "--sampler.inference", "workers"], "has no workers under --scheme replicas"),
     ],
 )
 def test_impossible_numbers_of_ranks_give_one_sentence(tmp_path, capsys, options, sentence):
@@ -284,6 +299,39 @@ def test_impossible_numbers_of_ranks_give_one_sentence(tmp_path, capsys, options
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("scheme", [{"name": "serial", "parts": 4}, {"name": "replicas", "ranks": 4}])
+@pytest.mark.parametrize("capacity", [8, 9, 11, 12])
+def test_a_replay_is_divided_or_refused_before_the_run_starts(tmp_path, scheme, capacity):
+    """The share of a part keeps as many rows of each env as the whole replay would."""
+    options = {"sampler": {"envs": 4}, "replay": {"n_step": 2, "capacity": capacity}, "agent": {"hidden": [4]}}
+    algo = {"learning_starts": 8, "batch_size": 4}
+    call = partial(
+        remuda.train, "sac", "Pendulum-v1", steps=24, scheme=scheme, algo=algo, quiet=True, out=tmp_path / "run"
+    )
+    if capacity < 12:
+        with pytest.raises(
+            ConfigError, match=r"replay\.capacity=\d+ keeps 2 rows of each of 4 envs.*use at least 12"
+        ):
+            call(**options)
+        assert not (tmp_path / "run").exists()
+    else:
+        assert call(**options, eval={"episodes": 0}).result["status"] == "complete"
+
+
+def test_ranks_step_the_envs_of_evaluations_themselves(tmp_path, monkeypatch):
+    """Env workers for a few episodes, one per core, would take the cores from the other ranks."""
+    asked, make = [], evaluation.make_some_envs
+
+    def make_some_envs(config, spec, num_envs, slots, workers, *arguments):
+        asked.append(workers)
+        return make(config, spec, num_envs, slots, workers, *arguments)
+
+    monkeypatch.setattr(evaluation, "make_some_envs", make_some_envs)
+    run = train(tmp_path / "run", "ppo", "replicas", 2)
+    run.evaluate(episodes=3)
+    assert asked == [0]
 
 
 def test_every_rank_gets_an_env_unless_their_number_is_given() -> None:

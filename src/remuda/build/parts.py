@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from remuda.build.envs import make_some_envs
 from remuda.build.exploration import make_exploration
 from remuda.build.replay import make_replay
+from remuda.config.parts import share_of
 from remuda.config.run_config import RunConfig
 from remuda.core import Agent, DivisibleReplay, Replay, Weights
 from remuda.data import Tree
@@ -16,18 +15,6 @@ from remuda.parts.replay import PartedReplay
 from remuda.parts.sampler import PartedSampler
 from remuda.recipe import Sampler, ShouldStop
 from remuda.sampling.sampler import EnvSampler
-
-
-def share_of(config: RunConfig) -> RunConfig:
-    """Return the configuration of one part of the run: its share of envs, of every minibatch and of the replay."""
-    parts, replay = config.num_parts, config.replay
-    return replace(
-        config,
-        algo_options=config.algo_options.share(parts),
-        sampler=replace(config.sampler, envs=config.sampler.envs // parts),
-        replay=replace(replay, capacity=replay.capacity // parts) if config.algo_options.uses_replay else replay,
-        scheme_options=replace(config.scheme_options, parts=1, ranks=0),
-    )
 
 
 def make_parted_sampler(

@@ -53,7 +53,11 @@ def make_parser(command: str, argv: Sequence[str]) -> Parser:
     run.add_argument(
         "--config", type=Path, metavar="FILE", help="read options from YAML, such as a run's config.yaml"
     )
-    run.add_argument("--profile", action="store_true", help="trace a few rounds and write them to RUN/profile")
+    run.add_argument(
+        "--profile",
+        action="store_true",
+        help="trace a few rounds of this process, or of rank 0, and write them to RUN/profile",
+    )
     run.add_argument("--quiet", action="store_true", help="print the result only")
 
     def is_shown(kind: type, group: str, name: str) -> bool:

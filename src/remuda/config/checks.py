@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from remuda.config.parts import check_parts
 from remuda.config.run_options import EnvsOptions, ReplayOptions, SamplerOptions, SchemeOptions
 from remuda.errors import ConfigError
 
@@ -31,29 +32,6 @@ def check_run(config: RunConfig) -> None:
     check_checkpoints(config)
     check_devices(config)
     check_parts(config)
-
-
-def check_parts(config: RunConfig) -> None:
-    """Check that envs and minibatches can be divided evenly among the run's parts, and that inference is central."""
-    parts = config.num_parts
-    if parts == 1:
-        return
-    option = "scheme.ranks" if config.scheme_entry.has_ranks else "scheme.parts"
-    minibatch = config.algo_options.minibatch_size or parts
-    for name, count in (("sampler.envs", config.sampler.envs), ("algo.batch_size", minibatch)):
-        if count < parts:
-            raise ConfigError(f"{option}={parts} is more than {name}={count}: use at most {count}, or raise {name}.")
-        if count % parts:
-            low = count // parts * parts
-            raise ConfigError(
-                f"{option}={parts} does not divide {name}={count}: set {name} to {low} or {low + parts}."
-            )
-    if (envs := config.sampler.envs // parts) % (slots := config.sampler.slots):
-        raise ConfigError(
-            f"{option}={parts} leaves {envs} envs to each, which sampler.slots={slots} does not divide."
-        )
-    if config.sampler.inference == "workers":
-        raise ConfigError(f"{option}={parts} with sampler.inference=workers: use sampler.inference=central.")
 
 
 def check_replay(config: RunConfig) -> None:

@@ -48,7 +48,11 @@ class SamplerOptions(Checked):
     _group = "sampler."
     envs: int = option(8, "number of environments, over all workers", low=1, high=100_000)
     workers: int = option(
-        0, "number of worker processes; 0 starts one per core", low=0, high=10_000, used_by="workers"
+        0,
+        "number of worker processes; 0 starts one per core; under replicas, of each rank, and 0 starts none",
+        low=0,
+        high=10_000,
+        used_by="workers",
     )
     slots: int = option(
         1,

@@ -19,7 +19,7 @@ GROUP_FEATURES = {"replay": "replay"}  # {group of options: feature that all its
 OWNERS = {  # {feature: phrase that names the runs with this feature}
     "replay": "algorithms with a replay",
     "rollouts": "algorithms without a replay",
-    "workers": "--scheme parallel and --scheme async",
+    "workers": "--scheme parallel, async and replicas",
     "async": "--scheme async",
     "serial": "--scheme serial",
     "replicas": "--scheme replicas",
@@ -43,7 +43,12 @@ def data_feature(algo: type[Any]) -> str:
 def scheme_features(scheme: str) -> list[str]:
     """Return the features of runs under a scheme: some of "workers", "async", "serial" and "replicas"."""
     entry = find_scheme(scheme)
-    has = {"workers": entry.has_workers, "async": entry.is_asynchronous, "replicas": entry.has_ranks}
+    # Every rank may have env workers (sampler.workers), although it steps its envs itself by default.
+    has = {
+        "workers": entry.has_workers or entry.has_ranks,
+        "async": entry.is_asynchronous,
+        "replicas": entry.has_ranks,
+    }
     has["serial"] = not any(has.values())
     return [feature for feature, is_there in has.items() if is_there]
 

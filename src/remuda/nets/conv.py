@@ -100,9 +100,10 @@ class NatureCNN(nn.Module):
         orthogonal_init: bool = True,
         convolutions: Sequence[tuple[int, int, int]] = NATURE_LAYERS,
         channels_last: bool = True,
+        name: str = "nature",  # value of agent.net, for error messages
     ) -> None:
         super().__init__()
-        height, width = refuse_small(shape, "nature", NATURE_SIDE, "small")
+        height, width = refuse_small(shape, name, smallest_side(convolutions), "small")
         layout = ImageLayout(shape, channels_last)
         layers: list[nn.Module] = [layout]
         depth = layout.channels
@@ -122,7 +123,7 @@ class A3CNet(NatureCNN):
     """The network of A3C (arXiv 1602.01783): two convolutions and 256 features, a third of NatureCNN's cost."""
 
     def __init__(self, shape: tuple[int, ...], orthogonal_init: bool = True, channels_last: bool = True) -> None:
-        super().__init__(shape, 256, orthogonal_init, A3C_LAYERS, channels_last)
+        super().__init__(shape, 256, orthogonal_init, A3C_LAYERS, channels_last, "a3c")
 
 
 class SmallCNN(nn.Module):
@@ -148,6 +149,14 @@ class SmallCNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
         return features
+
+
+def smallest_side(convolutions: Sequence[tuple[int, int, int]]) -> int:
+    """Return the smallest height and width of images that convolutions (channels, kernel, stride) accept."""
+    side = 1
+    for _, kernel, stride in reversed(convolutions):
+        side = (side - 1) * stride + kernel
+    return side
 
 
 def refuse_small(shape: tuple[int, ...], net: str, side: int, remedy: str) -> tuple[int, int]:

@@ -115,6 +115,7 @@ def register_schemes() -> None:
         "replicas",
         "remuda.build.schemes:make_replicas",
         "scheme.ranks processes that each sample and learn, and add their gradients; also under torchrun",
+        has_workers=False,
         has_ranks=True,
     )
 

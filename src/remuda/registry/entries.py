@@ -136,7 +136,7 @@ class SchemeEntry:
     name: str
     make: Callable[[RunConfig], Scheme] | str  # function that makes the scheme, or import path of the function
     description: str
-    has_workers: bool = True  # whether envs are stepped in worker processes
+    has_workers: bool = True  # whether envs are stepped in worker processes by default
     is_asynchronous: bool = False  # whether samplers run ahead of the learner
     has_ranks: bool = False  # whether the run is divided among `scheme.ranks` processes that sample and learn
 

@@ -23,15 +23,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remuda.errors import UsageError, nearest
+from remuda.config.run_options import SchemeOptions
+from remuda.errors import ConfigError, UsageError, nearest
 from remuda.logs.writers import STEP, read_metrics
+from remuda.registry import find_scheme
 from remuda.runs.directory import RunDirectory
 from remuda.runs.latest import follow_links
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-IRRELEVANT_GROUPS = ("eval", "checkpoint", "log", "scheme")  # groups of options that do not change what is learned
+IRRELEVANT_GROUPS = ("eval", "checkpoint", "log")  # groups of options that do not change what is learned
+ASYNCHRONOUS_OPTIONS = ("max_lag", "publish_every", "throttle")  # of the group scheme, if samplers run ahead
 # Options of other groups that do not change what is learned. In version 0.1, sampler.inference was sampler.act.
 IRRELEVANT_OPTIONS = ("sampler.inference", "sampler.act", "sampler.workers", "sampler.slots")
 MAX_NAME_LENGTH = 70  # number of characters that fit into a line of the legend
@@ -185,7 +188,9 @@ def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[
     envs = {each.get("env", "") for each in settings}
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, (run, each) in enumerate(zip(runs, settings, strict=True)):
-        differences = [f"{key}={each.get(key)}" for key in differing] if labels is None else [labels[index]]
+        # Options of schemes are left out if they have their default, see `_scheme_settings`.
+        own = [key for key in differing if key in each or not key.startswith("scheme.")]
+        differences = [f"{key}={each.get(key)}" for key in own] if labels is None else [labels[index]]
         env = each.get("env", "") if len(envs) > 1 else ""
         parts = (each.get("algo") or run.path.resolve().name, env, *differences)
         groups.setdefault(tuple(part for part in parts if part), []).append(index)
@@ -214,15 +219,31 @@ def _differences(settings: Sequence[Mapping[str, str]]) -> list[str]:
 def _settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings that determine a run's curve, as one flat dict, with names as on the command line.
 
-    Synchronous schemes are not distinguished, because they give the same curve.
+    Synchronous schemes are not distinguished, because they give the same curve if the run has as many parts or ranks.
     """
     flat = {str(key): str(value) for key, value in config.items() if key not in ("seed", "scheme", "options")}
+    groups = config.get("options") or {}
     if "scheme" in config:
-        flat["scheme"] = "async" if config["scheme"] == "async" else "synchronous"
-    for group, values in (config.get("options") or {}).items():
-        if group not in IRRELEVANT_GROUPS:
+        flat |= _scheme_settings(str(config["scheme"]), groups.get("scheme") or {})
+    for group, values in groups.items():
+        if group not in (*IRRELEVANT_GROUPS, "scheme"):
             flat |= {f"{group}.{name}": str(value) for name, value in values.items()}
     return {key: value for key, value in flat.items() if key not in IRRELEVANT_OPTIONS}
+
+
+def _scheme_settings(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kind of a scheme, and those of its options that change what is learned and are not the default."""
+    try:
+        is_asynchronous = find_scheme(name).is_asynchronous
+    except ConfigError:  # the package that registers this scheme is not installed
+        return {"scheme": name}
+    default = vars(SchemeOptions())
+    options = {**default, **options}  # runs of earlier versions lack some options
+    if not is_asynchronous:
+        parts = options["parts"] * max(1, options["ranks"])
+        return {"scheme": "synchronous", **({"scheme.parts": str(parts)} if parts > 1 else {})}
+    changed = {each: options[each] for each in ASYNCHRONOUS_OPTIONS if options[each] != default[each]}
+    return {"scheme": name, **{f"scheme.{each}": str(value) for each, value in changed.items()}}
 
 
 def _draw_group(axes: Axes, name: str, curves: Sequence[Curve], color: str) -> None:

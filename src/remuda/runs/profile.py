@@ -18,8 +18,8 @@ FIRST, LAST = 3, 6
 def profiled(directory: Path | None) -> Iterator[Callback]:
     """Yield a callback that traces a few rounds. It must be called after every round.
 
-    The trace (trace.json.gz) and a table of the slowest calls (top.txt) are written to `directory`. Without a
-    directory, the callback does nothing.
+    The trace (trace.json.gz) and a table of the slowest calls (top.txt) are written to `directory`. They cover this
+    process, which under the scheme `replicas` is rank 0. Without a directory, the callback does nothing.
     """
     if directory is None:
         yield lambda round: False
@@ -56,5 +56,5 @@ def profiled(directory: Path | None) -> Iterator[Callback]:
         if not any(directory.iterdir()):
             directory.rmdir()
             logging.getLogger("remuda").warning(
-                "the run was too short to profile: it needs at least %d rounds.", LAST
+                "there is no profile, because the run ended before round %d, in which the trace begins.", FIRST
             )

@@ -15,7 +15,9 @@ from remuda.randomness import Purpose, keyed_generator
 class Noise:
     """Random numbers for each env and row.
 
-    For each entry (kind, width) of `parts`, each row of each env gets `width` random numbers of this kind.
+    `envs` holds the indices of the envs among all envs of the run, so that workers and ranks draw the numbers that
+    one process would draw. For each entry (kind, width) of `parts`, each row of each env gets `width` random numbers
+    of this kind.
     """
 
     def __init__(
@@ -30,8 +32,8 @@ class Noise:
     def rows(self, first: int, count: int) -> Tensor:
         """Return noise [count, B, width] for B envs in the `count` rows from row number `first` on.
 
-        `width` is the sum of the widths of all parts. The generator of each env is keyed by `first`, so the noise of
-        a row also depends on the row at which the call starts.
+        `width` is the sum of the widths of all parts. The key of a generator is the seed, the index of the env in the
+        run, and `first`, so the noise of a row also depends on the row at which the call starts.
         """
         out = np.empty((count, len(self.envs), sum(width for _, width in self.parts)), dtype=np.float32)
         for column, env in enumerate(self.envs):

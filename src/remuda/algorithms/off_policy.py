@@ -85,9 +85,10 @@ class OffPolicy(nn.Module):
         return {}
 
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return statistics of the observations in real rows (mask True), to pass to `absorb` between two updates.
+        """Return statistics of the observations in real rows (mask True), for `absorb` between any two updates.
 
-        The running statistics may change at any time, because a replay stores raw observations.
+        They need not stay fixed for all updates from one rollout, because a replay stores raw observations, which are
+        normalized each time they are used.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}

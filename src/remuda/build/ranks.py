@@ -42,7 +42,7 @@ LEAVE_SECONDS = 2.0  # time for other ranks to close their envs at the end of a 
 
 
 class StopRequest:
-    """Sends a stop request of the user to all ranks, which then have STOP_SECONDS to end their round."""
+    """Sends the user's request to stop to all ranks, which then have STOP_SECONDS to end their round."""
 
     def __init__(self, must_stop: Callable[[], bool]) -> None:
         self.collective: Collective | None = None

@@ -165,8 +165,8 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    # A replay of single rows does not store the agent's states. An agent without a recurrent core may still have a
-    # state, for Ornstein-Uhlenbeck noise.
+    # `state` is no test for this: an agent may have a state that the replay does not store, as for
+    # Ornstein-Uhlenbeck noise. Only a replay of sequences stores states.
     if replay.sequence:
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:

@@ -26,7 +26,7 @@ from remuda.collectives.health import MAX_ERROR_BYTES, Health, RankInfo
 from remuda.data import Fence, SharedArrays
 from remuda.errors import WorkerError
 
-BOX_BYTES = 1 << 16  # largest part of a message that one operation exchanges
+BOX_BYTES = 1 << 16  # number of bytes of a message that one operation exchanges; longer messages take several
 SMALL = 1 << 14  # vectors up to this length are added whole by every rank; of longer ones, each adds a slice
 SPIN_SECONDS = 2e-4  # how long a wait only yields the core, before it sleeps
 CHECK_SECONDS = 0.02  # time between two checks of the other ranks during a wait

@@ -152,7 +152,7 @@ def _rebuild(typename: str, fields: tuple[str, ...], values: tuple[object, ...])
 
 
 class FieldError(IndexError, ValueError, TypeError):
-    """An operation on a named array tuple failed in one field; the message starts with the field's dotted path."""
+    """An operation on a named array tuple failed in one field; the message names the field by its dotted path."""
 
     def __init__(self, path: str, cause: str) -> None:
         super().__init__(path, cause)

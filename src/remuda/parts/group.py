@@ -60,7 +60,10 @@ class Group(Protocol):
         """Return the lines that this process wants the leader to log, and forget them."""
 
     def begin_round(self) -> None:
-        """Let the followers begin the next round; called in every process before it samples."""
+        """In the leader, let the followers begin the next round; in a follower, do nothing.
+
+        Every process calls this before it samples.
+        """
 
     def is_asked_to_stop(self) -> bool:
         """Return whether any process has called `ask_to_stop`, so that all processes cut the round short."""

@@ -55,8 +55,8 @@ def open_process(pid: int, started: int) -> int | None:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return None
-    # The start time is read after pidfd_open. If it is `started`, the pidfd belongs to this process, and not to one
-    # that got the same pid later.
+    # The start time is read after pidfd_open. If it is `started`, the pidfd belongs to the wanted process, and not to
+    # one that got the same pid later.
     if start_time(pid) == started:
         return pidfd
     os.close(pidfd)

@@ -188,7 +188,7 @@ class Answers:
         self._fence = Fence()
 
     def _requested(self) -> list[int]:
-        """Return the numbers of the last requests for the slots of this worker."""
+        """Return the number of the newest request for each slot of this worker."""
         todo: list[int] = self._todo.tolist()
         return [todo[slot] for slot in self.slots] if self._is_exclusive else todo
 

@@ -327,7 +327,7 @@ class WorkerPool:
             self.reap(worker, f"was silent for {seconds:g} s {doing}")
 
     def reap_if_not_built(self, worker: Worker) -> None:
-        """Kill and reap a worker that has been silent for longer than the build time-out."""
+        """Kill and reap a worker that is still building and has been silent for longer than the build time-out."""
         self.reap_if_silent(worker, self._build_timeout, f"while {self.kind.building}")
 
     def reap(self, worker: Worker, exit_reason: str | None = None) -> None:

@@ -73,7 +73,10 @@ class RecurrentStates:
         self.counters.publish(group, number + 1)
 
     def set_td_error(self, group: int, number: int, error: NDArray[np.float32] | float) -> None:
-        """Store the TD errors [B] of a group's B sequences that begin at state `number`; NaN means unknown."""
+        """Store the TD errors of a group's B sequences that begin at state `number`: B values or one for all.
+
+        NaN marks an unknown error.
+        """
         assert self.td_error is not None
         self.td_error[number % self.room, self.ring.columns(group)] = error
         self.counters.publish_td_errors(group, number + 1)

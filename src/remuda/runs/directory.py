@@ -248,7 +248,7 @@ class RunDirectory:
         if self.path.parent.name == RUNS:
             try:
                 self._former_latest = point_latest(self.path)
-            except OSError as error:  # for example, the file system has no links; the run can go on
+            except OSError as error:  # for example, the file system does not support links; the run goes on
                 self.log(f"the link {self.path.parent / LATEST} could not be created: {error}")
 
 

@@ -99,7 +99,7 @@ class EvaluatorProcess:
         self._send_weights()
 
     def poll(self, version: int, steps: int) -> list[dict[str, Any]]:
-        """Record that `version` was published after `steps` env steps; return new evaluations.
+        """Record that `version`, if it is new, was published after `steps` env steps; return new evaluations.
 
         The entry `steps` of an evaluation is the number of env steps after which its weights were published.
         """

@@ -86,7 +86,7 @@ def train(
                 found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
             )
             return result
-        except DamagedReplay as error:  # raised late, because the replay reads its files only when training starts
+        except DamagedReplay as error:  # raised here, because the replay reads its files only when training starts
             assert found is not None
             found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 

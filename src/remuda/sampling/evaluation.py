@@ -25,7 +25,7 @@ NOISE_BLOCK = 128  # rows of noise drawn at once, because creating a generator f
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Returns and lengths of the episodes, ordered by episode number."""
+    """The returns and lengths of the episodes, ordered by episode number."""
 
     returns: list[float]
     lengths: list[float]

@@ -9,7 +9,7 @@ from remuda.core import Envs
 from remuda.processes.links import Link, Message
 from remuda.processes.notices import collect_warnings
 
-BEAT_SECONDS = 0.25  # time between two heartbeats of a busy worker
+BEAT_SECONDS = 0.25  # a busy worker that has sent nothing for this long sends a heartbeat
 
 
 class ParentLink:

@@ -156,7 +156,7 @@ class RolloutQueue(AsyncWorkers):
         super().close()
         self._memory.close()
 
-    # --- the supervising thread ---------------------------------------------------------------------------------
+    # --- called in the supervising thread -----------------------------------------------------------------------
 
     def _attach_message(self) -> tuple[Message, list[int]]:
         return {"layout": self._memory.layout, "into": "slots"}, [self._memory.fd]

@@ -53,7 +53,7 @@ class Replicas:
                 raise
 
     def follow(self, recipe: Recipe, group: RankGroup) -> None:
-        """Run a rank other than rank 0 until the leader ends the run."""
+        """Run a follower, which is any rank but rank 0, until the leader ends the run."""
         try:
             for _ in Synchronous(self.workers).rounds(recipe.divide(group), FollowerLog(group)):
                 pass

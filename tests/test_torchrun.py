@@ -45,9 +45,9 @@ def test_process_that_torchrun_has_not_started(names: list[str], monkeypatch: py
 
 def test_complete_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, COMPLETE)
-    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, launch=launch_id())
+    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, address="node-0", port=29500, launch=launch_id())
     set_all(monkeypatch, ELASTIC)
-    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, launch=launch_id())
+    assert read_torchrun() == Torchrun(rank=5, size=8, local_rank=1, address="node-0", port=29500, launch=launch_id())
 
 
 # --- launches -------------------------------------------------------------------------------------------------------
@@ -97,6 +97,12 @@ def test_single_variable_of_torchrun(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_variables_that_are_not_numbers(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     set_all(monkeypatch, {**COMPLETE, name: value})
     assert text_of_error().startswith(f"{name}={value}: torchrun sets numbers")
+
+
+@pytest.mark.parametrize(("address", "port"), [("", "29500"), ("node-0", "0"), ("node-0", "65536"), ("n", "99999")])
+def test_variables_that_name_no_host_and_port(address: str, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_all(monkeypatch, {**COMPLETE, "MASTER_ADDR": address, "MASTER_PORT": port})
+    assert text_of_error().startswith(f"MASTER_ADDR={address} MASTER_PORT={port} is not a host name and a port")
 
 
 @pytest.mark.parametrize(("rank", "local_rank", "size"), [(2, 0, 2), (3, 0, 2), (0, 1, 2), (0, 0, 0), (1, 2, 4)])

@@ -187,6 +187,7 @@ class Log(Protocol):
     def save(self, round: Round) -> None: ...  # write a checkpoint of the round unless it has one
     def should_stop(self) -> bool: ...  # True once a signal has arrived: stop at the end of this round
     def must_stop(self) -> bool: ...  # True if this round must end early, some time after a signal
+    def pass_signal(self, number: int) -> None: ...  # act as if this process had received a stop signal
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -19,6 +19,8 @@ class Torchrun:
     rank: int
     size: int  # number of ranks
     local_rank: int  # rank among the processes on this host
+    address: str  # host name of the store through which the ranks find each other
+    port: int
     launch: str  # an identity of the torchrun process, which stays the same when it starts the ranks again
 
 
@@ -38,13 +40,18 @@ def read_torchrun() -> Torchrun | None:
     numbers = {name: found[name] for name in NAMES if name != "MASTER_ADDR"}
     if wrong := [f"{name}={text}" for name, text in numbers.items() if not text.isdecimal()]:
         raise ConfigError(f"{', '.join(wrong)}: torchrun sets numbers; start with torchrun, or unset the variables.")
-    rank, size, local_rank = (int(found[name]) for name in NAMES[:3])
+    rank, size, local_rank, port = (int(numbers[name]) for name in numbers)
+    if not found["MASTER_ADDR"] or not 0 < port < 1 << 16:
+        raise ConfigError(
+            f"MASTER_ADDR={found['MASTER_ADDR']} MASTER_PORT={port} is not a host name and a port from 1 to 65535: "
+            "start with torchrun, or unset the variables and use --scheme.ranks."
+        )
     if not local_rank <= rank < size:
         raise ConfigError(
             f"RANK={rank}, LOCAL_RANK={local_rank} and WORLD_SIZE={size} contradict each other: start with torchrun, "
             "or unset them and use --scheme.ranks."
         )
-    return Torchrun(rank, size, local_rank, launch_id())
+    return Torchrun(rank, size, local_rank, found["MASTER_ADDR"], port, launch_id())
 
 
 def is_torchrun() -> bool:

@@ -24,7 +24,7 @@ from torch.distributed import FileStore
 
 from remuda import errors
 from remuda.collectives import GlooCollective, Health, RankInfo, SharedCollective, gloo, health, shared
-from remuda.collectives.health import MAX_ERROR_BYTES, SILENT_SECONDS, error_of
+from remuda.collectives.health import MAX_ERROR_BYTES, SILENT_SECONDS, error_of, report_of
 from remuda.errors import ConfigError, TrainingError, WorkerError
 from remuda.processes.fork_server import ForkServer
 
@@ -258,11 +258,11 @@ class MemoryBoard:
     def __init__(self, size: int) -> None:
         self.own_beats: list[int] = []
         self.found_beats, self.found_reports, self.stop = [0] * size, [b""] * size, False
-        self.is_broken = False
+        self.is_broken, self.signal = False, 0
 
-    def beat(self, count: int) -> None:
+    def beat(self, rank: int, count: int) -> None:
         if self.is_broken:
-            raise RuntimeError("the store is gone")
+            raise TimeoutError("the store is gone")
         self.own_beats.append(count)
 
     def beats(self) -> list[int]:
@@ -274,11 +274,22 @@ class MemoryBoard:
     def reports(self) -> list[bytes]:
         return list(self.found_reports)
 
+    def newest_reports(self) -> list[bytes]:
+        return self.reports()
+
     def ask_to_stop(self) -> None:
         self.stop = True
 
     def is_asked_to_stop(self) -> bool:
         return self.stop
+
+    def pass_signal(self, number: int) -> None:
+        self.signal = number
+
+    def passed_signal(self) -> int:
+        return self.signal
+
+    def close(self) -> None: ...
 
 
 @pytest.fixture
@@ -327,12 +338,15 @@ def test_stop_requests_of_others_are_seen_by_the_thread(board: MemoryBoard) -> N
     found.close()
 
 
-def test_store_that_is_gone_makes_all_other_ranks_silent(board: MemoryBoard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "SILENT_SECONDS", 0.3)
-    found = Health(board, 0, INFOS)
+def test_store_that_is_gone_is_noticed_and_blamed_on_no_rank(
+    board: MemoryBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "ANSWER_SECONDS", 0.3)
+    found = Health(board, 1, INFOS)
     board.is_broken = True
-    wait_for(lambda: found._silent is not None)
-    with pytest.raises(WorkerError, match=r"^rank [12] \(pid 0 on host [12]\) has given no sign of life for 0.3 s"):
+    wait_for(lambda: found._is_cut_off)
+    sentence = r"^rank 1 \(pid 0 on host 1\) has had no answer from the store of the run on host 0 for 0.3 s: .*\.$"
+    with pytest.raises(WorkerError, match=sentence):
         found.check()
     found.close()
 
@@ -363,8 +377,16 @@ def test_errors_of_other_ranks_keep_their_class(name: str) -> None:
 
 
 def test_reports_that_cannot_be_read_are_worker_errors() -> None:
-    assert type(error_of(INFOS[1], b'{"error": "Conf')) is WorkerError
-    assert "an error that is too long to be shown" in str(error_of(INFOS[1], b'{"error": "Conf'))
     for name in ("RemudaErrorX", "annotations", "nearest", "difflib"):
         report = json.dumps({"error": name, "text": "t", "traceback": ""}).encode()
         assert str(error_of(INFOS[1], report)).endswith(f"): {name}: t")
+
+
+@pytest.mark.parametrize("text", ["é", "日本", "\\", "\ud800"])
+def test_reports_of_any_length_and_script_can_be_read(text: str) -> None:
+    """The traceback loses its beginning, never a part of a character."""
+    report = report_of(ConfigError(f"{text}: the value. " + text * 40_000), named=False)
+    assert len(report) <= MAX_ERROR_BYTES
+    found = error_of(INFOS[1], report)
+    assert type(found) is ConfigError
+    assert f"): {text.encode(errors='replace').decode()}: the value." in str(found)

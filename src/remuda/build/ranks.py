@@ -7,27 +7,25 @@ communicate through a collective (remuda.collectives): shared memory on one host
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from datetime import timedelta
 from importlib.metadata import version
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from remuda import errors
 from remuda.build.blueprint import setup_of
 from remuda.build.recipe import make_recipe
+from remuda.build.torchrun_ranks import FAILURE_NOTICE, join_torchrun
 from remuda.collectives import Collective, GlooCollective, SharedCollective
-from remuda.collectives.shared import JOIN_SECONDS
 from remuda.config.run_config import RunConfig
-from remuda.errors import ConfigError, RemudaError, WorkerError
+from remuda.errors import ConfigError, DamagedReplay, Interrupted, RemudaError, WorkerError
 from remuda.logs.notices import warnings_go_to
 from remuda.machine import existing_objects_frozen, keep_memory
 from remuda.parts import RankGroup
@@ -35,7 +33,7 @@ from remuda.processes.fork_server import ForkServer
 from remuda.processes.links import Link
 from remuda.recipe import Recipe
 from remuda.schemes.replicas import Replicas
-from remuda.torchrun import Torchrun, read_torchrun
+from remuda.torchrun import read_torchrun
 
 STOP_SECONDS = 4.0  # time for other ranks to cut their round short, once rank 0 has asked them to
 LEAVE_SECONDS = 2.0  # time for other ranks to close their envs at the end of a run
@@ -52,10 +50,14 @@ class StopRequest:
     def poll(self) -> None:
         """Send the request, if any; raise WorkerError if it was sent more than STOP_SECONDS ago.
 
+        Raise Interrupted if the other ranks have not joined yet.
+
         Rank 0 calls this repeatedly while it waits for other ranks.
         """
-        if self.collective is None or not self._must_stop():
+        if not self._must_stop():
             return
+        if self.collective is None:
+            raise Interrupted("asked to stop while the ranks were joining")
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + STOP_SECONDS
@@ -140,8 +142,13 @@ class RankProcesses:
 
 
 @contextmanager
-def open_group(config: RunConfig, recipe: Recipe, must_stop: Callable[[], bool]) -> Iterator[RankGroup]:
-    """Start all other ranks, or connect to those that torchrun started, and yield the group of rank 0."""
+def open_group(
+    config: RunConfig, recipe: Recipe, must_stop: Callable[[], bool], pass_signal: Callable[[int], None]
+) -> Iterator[RankGroup]:
+    """Start all other ranks, or connect to those that torchrun started, and yield the group of rank 0.
+
+    `pass_signal` is called with the number of a stop signal that only another rank has received.
+    """
     blueprint, torchrun = recipe.describe(), read_torchrun()
     if torchrun is None:
         processes = RankProcesses(config.scheme_options.ranks - 1, must_stop)
@@ -153,8 +160,14 @@ def open_group(config: RunConfig, recipe: Recipe, must_stop: Callable[[], bool])
     else:
         stop = StopRequest(must_stop)
         with closing(join_torchrun(torchrun, config, stop.poll)) as collective:
+            FAILURE_NOTICE.is_awaited = False
             stop.collective = collective
-            yield agreed_group(collective, blueprint)
+            collective.health.on_signal = pass_signal
+            try:
+                yield agreed_group(collective, blueprint)
+            except DamagedReplay:
+                FAILURE_NOTICE.is_awaited = True  # the other ranks now wait for another start
+                raise
 
 
 def agreed_group(collective: Collective, blueprint: Mapping[str, Any]) -> RankGroup:
@@ -173,39 +186,6 @@ def difference(there: Any, here: Any, path: str = "") -> str | None:
         found = (difference(there.get(name), here.get(name), f"{path}.{name}") for name in {**there, **here})
         return next((each for each in found if each is not None), None)
     return None if there == here else f"{path[1:]} ({there} there, {here} here)"
-
-
-def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable[[], object]) -> Collective:
-    """Return the collective of all ranks that torchrun started."""
-    ranks, exchange, host = config.scheme_options.ranks, config.scheme_options.exchange, socket.gethostname()
-    if ranks != torchrun.size:
-        raise ConfigError(f"scheme.ranks={ranks}, but torchrun started {torchrun.size} processes: leave it out.")
-    try:
-        # This is torchrun's own store, if it has one. The prefix keeps the keys of successive starts apart.
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            torchrun.size,
-            is_master=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and torchrun.rank == 0,
-            timeout=timedelta(seconds=JOIN_SECONDS),
-            multi_tenant=True,
-        )
-        found = PrefixStore(f"remuda/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-        found.set(f"host/{torchrun.rank}", host)
-        hosts = {found.get(f"host/{rank}").decode() for rank in range(torchrun.size)}
-    except RuntimeError as error:  # a store also raises this after its time limit
-        where = f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']}"
-        raise ConfigError(
-            f"rank {torchrun.rank} could not reach the other ranks at {where} ({str(error).splitlines()[0]}): "
-            "another program may use the port, or a rank is missing."
-        ) from None
-    if exchange == "gloo" or len(hosts) > 1:
-        return GlooCollective(found, torchrun.rank, torchrun.size, host, while_waiting=while_waiting)
-    if torchrun.rank:
-        return SharedCollective.join(json.loads(found.get("address")), torchrun.rank, host)
-    return SharedCollective.create(
-        torchrun.size, host, lambda address: found.set("address", json.dumps(address)), while_waiting
-    )
 
 
 # --- the process of another rank ------------------------------------------------------------------------------------

@@ -11,7 +11,10 @@ an all-reduce.
 from __future__ import annotations
 
 import datetime
+import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,40 +25,12 @@ from torch.distributed import ProcessGroupGloo
 
 from remuda.collectives.health import Health, RankInfo
 from remuda.collectives.shared import CHECK_SECONDS, JOIN_SECONDS, SPIN_SECONDS, ordered_sum
-from remuda.errors import WorkerError
+from remuda.collectives.stores import StoreBoard, wait_for_keys
+from remuda.errors import ConfigError, WorkerError
+from remuda.processes.identity import machine_id, start_time
 
 DIAGNOSIS_SECONDS = 8.0  # how long a rank whose connection broke waits to learn which rank has failed
 ARRIVAL_SECONDS = 0.5  # time for the arrival of data that a rank sent before it ended
-STOP_KEY = "stop"
-
-
-class StoreBoard:
-    """The `Board` of `health.py` in a store of torch.distributed."""
-
-    def __init__(self, store: Any, rank: int, size: int) -> None:
-        self._store, self._rank = store, rank
-        self._beats, self._reports = ([f"{name}/{each}" for each in range(size)] for name in ("beat", "report"))
-        store.set(self._beats[rank], "0")
-        store.set(self._reports[rank], "")
-
-    def beat(self, count: int) -> None:
-        self._store.set(self._beats[self._rank], str(count))
-
-    def beats(self) -> list[int]:
-        return [int(text) for text in self._store.multi_get(self._beats)]
-
-    def report(self, text: bytes) -> None:
-        self._store.set(self._reports[self._rank], text)
-
-    def reports(self) -> list[bytes]:
-        found: list[bytes] = self._store.multi_get(self._reports)
-        return found
-
-    def ask_to_stop(self) -> None:
-        self._store.set(STOP_KEY, "1")
-
-    def is_asked_to_stop(self) -> bool:
-        return bool(self._store.check([STOP_KEY]))
 
 
 class GlooCollective:
@@ -69,26 +44,63 @@ class GlooCollective:
         host: str,
         address: str | None = None,
         while_waiting: Callable[[], object] = lambda: None,
+        board_store: Any = None,
     ) -> None:
-        """Connect to all other ranks. `address` is that of the network interface to use; with None, gloo chooses."""
+        """Connect to all other ranks.
+
+        `address` is that of the network interface to use; with None, gloo chooses, or GLOO_SOCKET_IFNAME.
+        `board_store`: another connection to the store, for heartbeats. While gloo waits for a key, it blocks `store`.
+        """
         self.rank, self.size, self.while_waiting = rank, size, while_waiting
-        self._is_closed, self._length = False, -1
+        self._is_closed, self._length, self._check_at = False, -1, 0.0
         limit = datetime.timedelta(seconds=JOIN_SECONDS)
         store.set_timeout(limit)
-        store.set(f"info/{rank}", f"{os.getpid()} {host}")
+        pid = os.getpid()
+        store.set(f"info/{rank}", json.dumps([rank, host, pid, machine_id(), start_time(pid)]))
+        keys = [f"info/{each}" for each in range(size)]
         try:
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = datetime.timedelta(days=1)  # `_check` ends a wait if another rank has failed
-            device = ProcessGroupGloo.create_device(hostname=address) if address else None
-            options._devices = [device or ProcessGroupGloo.create_default_device()]
-            infos = [store.get(f"info/{each}").decode().split(" ", 1) for each in range(size)]
-            board = StoreBoard(store, rank, size)
-            store.wait([f"report/{each}" for each in range(size)], limit)
-            self._group: Any = ProcessGroupGloo(store, rank, size, options)
-        except RuntimeError as error:  # a store also raises this after its time limit
-            reason = str(error).splitlines()[0]
-            raise WorkerError(f"rank {rank} could not connect to the {size - 1} other ranks ({reason}).") from None
-        self.health = Health(board, rank, [RankInfo(each, name, int(pid)) for each, (pid, name) in enumerate(infos)])
+            options._devices = devices(address)
+            wait_for_keys(store, keys, while_waiting, JOIN_SECONDS)
+            infos = [RankInfo(*json.loads(text)) for text in store.multi_get(keys)]
+            board = StoreBoard(board_store or store, rank, size, while_waiting, JOIN_SECONDS)
+        except RuntimeError as error:
+            raise self._not_connected(error) from None
+        self.health = Health(board, rank, infos)
+        try:
+            self._group = self._connect(store, options)
+        except BaseException as error:
+            self.health.fail(error)
+            self.close()
+            raise
+
+    def _connect(self, store: Any, options: Any) -> Any:
+        """Return the process group of all ranks. A thread waits for them, because gloo cannot be interrupted."""
+        found: list[Any] = []
+
+        def connect() -> None:
+            try:
+                found.append(ProcessGroupGloo(store, self.rank, self.size, options))
+            except RuntimeError as error:  # a store also raises this after its time limit
+                found.append(error)
+
+        thread = threading.Thread(target=connect, name="remuda-connect", daemon=True)
+        thread.start()
+        deadline = time.monotonic() + JOIN_SECONDS
+        while thread.is_alive():
+            thread.join(CHECK_SECONDS)
+            self.health.check()
+            self.while_waiting()
+            if time.monotonic() > deadline:
+                raise self._not_connected(RuntimeError(f"no connection within {JOIN_SECONDS:g} s"))
+        if isinstance(found[0], RuntimeError):
+            raise self._not_connected(found[0])
+        return found[0]
+
+    def _not_connected(self, error: RuntimeError) -> WorkerError:
+        reason = str(error).splitlines()[0]
+        return WorkerError(f"rank {self.rank} could not connect to the {self.size - 1} other ranks ({reason}).")
 
     def gather(self, message: bytes) -> list[bytes]:
         lengths = torch.zeros(self.size, dtype=torch.int64)
@@ -124,32 +136,36 @@ class GlooCollective:
 
     def _run(self, operation: Callable[..., Any], *arguments: Any) -> None:
         """Start an operation of gloo and wait until it is complete."""
+        start, sleep = time.perf_counter(), 2e-5
+        if start > self._check_at:  # also if no wait is long enough for a check
+            self._check()
         try:
             work = operation(*arguments)
-            start = time.perf_counter()
-            check_at, sleep = start + CHECK_SECONDS, 2e-5
             while not work.is_completed():
                 now = time.perf_counter()
                 if now < start + SPIN_SECONDS:
                     os.sched_yield()
                     continue
-                if now > check_at:
-                    check_at = now + CHECK_SECONDS
-                    self._check(work)
+                if now > self._check_at:
+                    self._check_unless_complete(work)
                 time.sleep(sleep)
                 sleep = min(2 * sleep, 1e-3)
             work.wait()
         except RuntimeError as error:
             self._diagnose(error)
 
-    def _check(self, work: Any) -> None:
+    def _check(self) -> None:
+        self._check_at = time.perf_counter() + CHECK_SECONDS
+        self.health.check()
+        self.while_waiting()
+
+    def _check_unless_complete(self, work: Any) -> None:
         """Raise an error if another rank has failed, unless the operation `work` completes nevertheless.
 
         The rank may have sent its data for the operation before it failed, and the data may still be on its way.
         """
         try:
-            self.health.check()
-            self.while_waiting()
+            self._check()
         except WorkerError:
             deadline = time.monotonic() + ARRIVAL_SECONDS
             while not work.is_completed():
@@ -172,3 +188,22 @@ class GlooCollective:
         if not self._is_closed:
             self._is_closed = True
             self.health.close()
+
+
+def devices(address: str | None) -> list[Any]:
+    """Return the network devices of gloo: that of `address`, those in GLOO_SOCKET_IFNAME, or gloo's own choice.
+
+    Only another constructor of gloo's process group reads GLOO_SOCKET_IFNAME, so it is read here.
+    """
+    if address is not None:
+        return [ProcessGroupGloo.create_device(hostname=address)]
+    names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
+    if not names:
+        return [ProcessGroupGloo.create_default_device()]
+    try:
+        return [ProcessGroupGloo.create_device(interface=name) for name in names]
+    except RuntimeError:
+        there = ", ".join(name for _, name in socket.if_nameindex())
+        raise ConfigError(
+            f"GLOO_SOCKET_IFNAME={','.join(names)} names a network interface without an address: use some of {there}."
+        ) from None

@@ -18,15 +18,17 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from remuda import errors
 from remuda.errors import RemudaError, WorkerError
+from remuda.processes.identity import open_process
 
 BEAT_SECONDS = 0.25  # time between two heartbeats of a rank
 SILENT_SECONDS = 6.0  # a rank counts as lost after this time without a heartbeat, so that all ranks end within 10 s
+ANSWER_SECONDS = 4.0  # a board counts as lost after this time without an answer
 MAX_ERROR_BYTES = 16_000
 
 
@@ -37,6 +39,8 @@ class RankInfo:
     rank: int
     host: str
     pid: int
+    machine: str = ""  # see `machine_id`; equal only if this process can see the other by its pid
+    started: int = 0  # see `start_time`
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid} on {self.host})"
@@ -45,15 +49,19 @@ class RankInfo:
 class Board(Protocol):
     """What each rank publishes for all others. A rank writes only its own entries, and reads those of all ranks.
 
-    The request to stop is the only entry that all ranks share.
+    The request to stop and the signal are the only entries that all ranks share.
     """
 
-    def beat(self, count: int) -> None: ...
-    def beats(self) -> Sequence[int]: ...  # the newest heartbeat of every rank
+    def beat(self, rank: int, count: int) -> None: ...
+    def beats(self) -> Sequence[int]: ...  # the newest heartbeat of every rank; OSError if there is no answer
     def report(self, text: bytes) -> None: ...  # publishes the end of this rank: b"left", or a failure as JSON
     def reports(self) -> Sequence[bytes]: ...  # the report of every rank; b"" for ranks that have not ended
+    def newest_reports(self) -> Sequence[bytes]: ...  # the same, but never older than this call
     def ask_to_stop(self) -> None: ...  # asks all ranks to cut their round short
     def is_asked_to_stop(self) -> bool: ...
+    def pass_signal(self, number: int) -> None: ...  # tells rank 0 that this rank has received a stop signal
+    def passed_signal(self) -> int: ...  # the number of a signal that was passed on, or 0
+    def close(self) -> None: ...
 
 
 class Health:
@@ -61,18 +69,20 @@ class Health:
 
     def __init__(self, board: Board, rank: int, infos: Sequence[RankInfo]) -> None:
         self._board, self.rank, self.infos = board, rank, list(infos)
-        # The next three hold what the heartbeat thread found when it last read the board. The main thread uses these
+        # The next four hold what the heartbeat thread found when it last read the board. The main thread uses these
         # copies at every step of an env, because reading a store takes a round trip to another host.
         self._silent: int | None = None  # a rank whose heartbeats have stopped
+        self._is_cut_off = False  # whether the board has not answered for ANSWER_SECONDS
         self._reports: Sequence[bytes] = [b""] * len(infos)
         self._is_asked_to_stop = False
         self._has_reported = False
+        self.on_signal: Callable[[int], None] | None = None  # called once, in the thread, with a signal passed on
         self._error: RemudaError | None = None  # the error that `check` has raised
         self._ends, self._by_pidfd = select.poll(), dict[int, RankInfo]()  # to notice ends of ranks on this host
         for info in self.infos:
-            if info.rank != rank and info.host == self.infos[rank].host:
-                with contextlib.suppress(OSError):  # the rank has ended: its heartbeats will be missing
-                    pidfd = os.pidfd_open(info.pid)
+            if info.rank != rank and info.machine and info.machine == self.infos[rank].machine:
+                pidfd = open_process(info.pid, info.started)
+                if pidfd is not None:  # otherwise the rank has ended, and its heartbeats will be missing
                     self._by_pidfd[pidfd] = info
                     self._ends.register(pidfd, select.POLLIN)
         self._is_closing = threading.Event()
@@ -85,22 +95,28 @@ class Health:
         Time during which this thread itself did not run does not count as silence, because the whole run may have
         been suspended, for example by Ctrl-Z.
         """
-        count, seen = 0, [-1] * len(self.infos)
+        count, seen, unanswered = 0, [-1] * len(self.infos), 0.0
         silence, before = [0.0] * len(self.infos), time.monotonic()
         while not self._is_closing.wait(BEAT_SECONDS):
             count += 1
-            try:
-                self._board.beat(count)
-                found = self._board.beats()
+            found = None
+            with contextlib.suppress(OSError):
+                self._board.beat(self.rank, count)
+                found = list(self._board.beats())
                 self._reports = self._board.reports()
                 self._is_asked_to_stop = self._is_asked_to_stop or self._board.is_asked_to_stop()
-            except (OSError, RuntimeError):  # the host of the store is lost or busy
-                found = seen
+                if self.on_signal is not None and (number := self._board.passed_signal()):
+                    self.on_signal(number)
+                    self.on_signal = None
             now = time.monotonic()
             passed, before = min(now - before, 2 * BEAT_SECONDS), now
+            unanswered = unanswered + passed if found is None else 0.0
+            self._is_cut_off = unanswered > ANSWER_SECONDS
+            if found is None:  # the board is lost or busy, which tells nothing about the other ranks
+                continue
             for rank, beat in enumerate(found):
                 silence[rank] = 0.0 if beat != seen[rank] or rank == self.rank else silence[rank] + passed
-            seen = list(found)
+            seen = found
             worst = max(range(len(silence)), key=silence.__getitem__)
             self._silent = worst if silence[worst] > SILENT_SECONDS else None
 
@@ -113,8 +129,7 @@ class Health:
     def _find_error(self) -> RemudaError | None:
         ended = [self._by_pidfd[pidfd] for pidfd, _ in self._ends.poll(0)]
         if ended:  # a report may be newer than the thread's last read
-            with contextlib.suppress(OSError, RuntimeError):
-                self._reports = self._board.reports()
+            self._reports = self._board.newest_reports()
         for info, report in zip(self.infos, self._reports, strict=True):
             if report and info.rank != self.rank:
                 return error_of(info, report)
@@ -122,6 +137,13 @@ class Health:
             return WorkerError(
                 f"{ended[0]} has ended without an error, as a killed process does. Continue from the last checkpoint "
                 "with --resume."
+            )
+        if self._is_cut_off:
+            host = self.infos[0].host
+            return WorkerError(
+                f"{self.infos[self.rank]} has had no answer from the store of the run on {host} for "
+                f"{ANSWER_SECONDS:g} s: that machine, its network or torchrun on it was lost or stopped. Continue "
+                "from the last checkpoint with --resume."
             )
         if self._silent is not None:
             info = self.infos[self._silent]
@@ -134,17 +156,15 @@ class Health:
 
     def _kill(self, silent: RankInfo) -> None:
         """Kill a silent rank if it is on this host, so that it cannot wake up later, next to a resumed run."""
-        if silent.host == self.infos[self.rank].host:
-            with contextlib.suppress(OSError):
-                os.kill(silent.pid, signal.SIGKILL)
+        for pidfd, info in self._by_pidfd.items():
+            if info == silent:
+                with contextlib.suppress(OSError):  # it has just ended
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)  # never hits another process with the same pid
 
     def fail(self, error: BaseException) -> None:
         """Publish the error that ended this rank, so that all other ranks end too."""
-        trace = "".join(traceback.format_exception(error))
         # An error that `check` has raised already names the rank that caused it.
-        named = error is self._error
-        found = {"error": type(error).__name__, "text": str(error)[:2000], "named": named, "traceback": trace[-8000:]}
-        self._report(json.dumps(found).encode()[:MAX_ERROR_BYTES])
+        self._report(report_of(error, named=error is self._error))
 
     def leave(self) -> None:
         """Publish that this rank has ended without an error."""
@@ -153,14 +173,17 @@ class Health:
     def _report(self, text: bytes) -> None:
         if not self._has_reported:
             self._has_reported = True
-            with contextlib.suppress(OSError, RuntimeError):
+            if not self._is_cut_off:
                 self._board.report(text)
 
     def ask_to_stop(self) -> None:
         """Ask all ranks to cut their round short."""
         self._is_asked_to_stop = True
-        with contextlib.suppress(OSError, RuntimeError):
-            self._board.ask_to_stop()
+        self._board.ask_to_stop()
+
+    def pass_signal(self, number: int) -> None:
+        """Let rank 0 stop the run as if it had received this signal itself."""
+        self._board.pass_signal(number)
 
     def is_asked_to_stop(self) -> bool:
         return self._is_asked_to_stop
@@ -169,9 +192,24 @@ class Health:
         self.leave()
         self._is_closing.set()
         self._thread.join()
+        self._board.close()
         for pidfd in self._by_pidfd:
             os.close(pidfd)
         self._by_pidfd.clear()
+
+
+def report_of(error: BaseException, named: bool) -> bytes:
+    """Return the report of a rank that ends with this error; `named`: its text already names the rank that failed.
+
+    The traceback loses its beginning if the report would be too long.
+    """
+    found = {"error": type(error).__name__, "text": str(error)[:2000], "named": named}
+    trace = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
+    while True:
+        report = json.dumps({**found, "traceback": trace}, ensure_ascii=False).encode(errors="replace")
+        if len(report) <= MAX_ERROR_BYTES:
+            return report
+        trace = trace[len(trace) // 4 + 1 :]
 
 
 def error_of(info: RankInfo, report: bytes) -> RemudaError:
@@ -182,11 +220,7 @@ def error_of(info: RankInfo, report: bytes) -> RemudaError:
     """
     if report == b"left":
         return WorkerError(f"{info} has left the run while others were training.")
-    try:
-        found = json.loads(report)
-    except ValueError:  # the report was too long and is cut off
-        text = "an error that is too long to be shown"
-        found = {"error": "WorkerError", "text": text, "named": False, "traceback": ""}
+    found = json.loads(report)
     kind, text = vars(errors).get(found["error"]), found["text"]
     if not (isinstance(kind, type) and issubclass(kind, RemudaError)) or kind is errors.Interrupted:
         kind, text = WorkerError, f"{found['error']}: {text}"

@@ -25,6 +25,7 @@ from torch import Tensor
 from remuda.collectives.health import MAX_ERROR_BYTES, Health, RankInfo
 from remuda.data import Fence, SharedArrays
 from remuda.errors import WorkerError
+from remuda.processes.identity import machine_id, start_time
 
 BOX_BYTES = 1 << 16  # number of bytes of a message that one operation exchanges; longer messages take several
 SMALL = 1 << 14  # vectors up to this length are added whole by every rank; of longer ones, each adds a slice
@@ -38,12 +39,13 @@ _yield_core: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 def layout(size: int) -> dict[str, tuple[tuple[int, ...], str]]:
     return {
-        **dict.fromkeys(("arrived", "beats", "pid", "report_bytes", "host_bytes"), ((size,), "int64")),
+        **dict.fromkeys(("arrived", "beats", "pid", "started", "report_bytes", "host_bytes"), ((size,), "int64")),
         "report": ((size, MAX_ERROR_BYTES), "uint8"),
         "host": ((size, HOST_BYTES), "uint8"),
         "box_bytes": ((2, size), "int64"),
         "box": ((2, size, BOX_BYTES), "uint8"),
         "stop": ((1,), "int64"),
+        "signal": ((1,), "int64"),
     }
 
 
@@ -53,8 +55,8 @@ class SharedBoard:
     def __init__(self, memory: SharedArrays, rank: int) -> None:
         self._memory, self._rank, self._fence = memory, rank, Fence()
 
-    def beat(self, count: int) -> None:
-        self._memory["beats"][self._rank] = count
+    def beat(self, rank: int, count: int) -> None:
+        self._memory["beats"][rank] = count
 
     def beats(self) -> list[int]:
         found: list[int] = self._memory["beats"].tolist()
@@ -72,11 +74,23 @@ class SharedBoard:
         self._fence()
         return [self._memory["report"][rank, :length].tobytes() for rank, length in enumerate(lengths)]
 
+    def newest_reports(self) -> list[bytes]:
+        return self.reports()
+
     def ask_to_stop(self) -> None:
         self._memory["stop"][0] = 1
 
     def is_asked_to_stop(self) -> bool:
         return bool(self._memory["stop"][0])
+
+    def pass_signal(self, number: int) -> None:
+        self._memory["signal"][0] = number
+
+    def passed_signal(self) -> int:
+        return int(self._memory["signal"][0])
+
+    def close(self) -> None:
+        """Do nothing: the memory belongs to the collective."""
 
 
 class SharedCollective:
@@ -88,10 +102,11 @@ class SharedCollective:
         self._fence, self._arrived, self._number = Fence(), memory["arrived"], 0
         self._vectors: SharedArrays | None = None
         self._length, self._side, self._vector_number = 0, 0, 0
-        self._is_closed = False
-        name = host.encode()[:HOST_BYTES]
+        self._is_closed, self._check_at = False, 0.0
+        name = host.encode()[:HOST_BYTES].decode(errors="ignore").encode()  # whole characters only
         memory["host"][rank, : len(name)] = np.frombuffer(name, np.uint8)
         memory["host_bytes"][rank], memory["pid"][rank] = len(name), os.getpid()
+        memory["started"][rank] = start_time(os.getpid())
         self._join()
 
     @classmethod
@@ -115,11 +130,17 @@ class SharedCollective:
             raise
 
     @classmethod
-    def join(cls, address: Mapping[str, Any], rank: int, host: str) -> Self:
+    def join(
+        cls,
+        address: Mapping[str, Any],
+        rank: int,
+        host: str,
+        while_waiting: Callable[[], object] = lambda: None,
+    ) -> Self:
         """Return the collective of `rank`, any rank except 0, once all ranks have joined."""
         memory = open_memory(address, layout(address["size"]))
         try:
-            return cls(memory, rank, host, lambda: None)
+            return cls(memory, rank, host, while_waiting)
         except BaseException:
             memory.close()
             raise
@@ -128,10 +149,10 @@ class SharedCollective:
         """Wait until all ranks have joined, and start the heartbeats."""
         self._arrive()
         self._wait(JOIN_SECONDS)
-        memory, infos = self._memory, []
+        memory, machine, infos = self._memory, machine_id(), []
         for rank in range(self.size):
             host = memory["host"][rank, : int(memory["host_bytes"][rank])].tobytes().decode(errors="replace")
-            infos.append(RankInfo(rank, host, int(memory["pid"][rank])))
+            infos.append(RankInfo(rank, host, int(memory["pid"][rank]), machine, int(memory["started"][rank])))
         self.health = Health(SharedBoard(memory, self.rank), self.rank, infos)
 
     # --- the operations ---
@@ -199,21 +220,21 @@ class SharedCollective:
 
     def _arrive(self) -> None:
         """Announce that this rank has written its contribution to the next operation."""
+        if time.perf_counter() > self._check_at:  # also if no wait is long enough for a check
+            self._check()
         self._fence()
         self._number += 1
         self._arrived[self.rank] = self._number
 
     def _wait(self, seconds: float | None = None) -> None:
         """Wait until all ranks have arrived, or raise an error: if another rank has failed, or after `seconds`."""
-        start = time.perf_counter()
-        check_at, sleep = start + CHECK_SECONDS, 2e-5
+        start, sleep = time.perf_counter(), 2e-5
         while int(self._arrived.min()) < self._number:
             now = time.perf_counter()
             if now < start + SPIN_SECONDS:
                 _yield_core()
                 continue
-            if now > check_at:
-                check_at = now + CHECK_SECONDS
+            if now > self._check_at:
                 try:
                     self._check()
                 except WorkerError:
@@ -231,6 +252,7 @@ class SharedCollective:
         return " and ".join(str(self.health.infos[rank]) for rank in np.flatnonzero(self._arrived < self._number))
 
     def _check(self) -> None:
+        self._check_at = time.perf_counter() + CHECK_SECONDS
         if hasattr(self, "health"):
             self.health.check()
         self.while_waiting()

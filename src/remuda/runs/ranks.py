@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing
+import threading
+from collections.abc import Callable, Generator
+from contextlib import closing, nullcontext
+from functools import wraps
 from pathlib import Path
-from typing import Never
+from types import FrameType
+from typing import Any, Concatenate, Never, ParamSpec, Self
 
 from remuda.agents import NetFactory
-from remuda.build.ranks import difference, follow, join_torchrun
+from remuda.build.ranks import difference, follow
 from remuda.build.recipe import make_recipe
+from remuda.build.torchrun_ranks import FAILURE_NOTICE, join_torchrun
+from remuda.collectives import Health
 from remuda.config.run_config import RunConfig, to_dict
 from remuda.envs import EnvInfo, EnvSpec
-from remuda.errors import ConfigError
+from remuda.errors import ConfigError, DamagedReplay, Interrupted
 from remuda.runs.directory import RUNS, RunDirectory, safe_name, stored_form
 from remuda.torchrun import Torchrun, read_torchrun, refuse_many_processes
+
+P = ParamSpec("P")
+Rounds = Generator[Any, None, Any]  # as in runs/train.py
 
 
 def enter_torchrun(
@@ -40,17 +49,81 @@ def enter_torchrun(
     return (out, True) if resume else place_of_run(torchrun, config, out)
 
 
-def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None) -> Never:
-    """Train as a rank other than rank 0 until rank 0 ends the run, and then exit from the process.
+def publishes_failure(
+    train: Callable[Concatenate[RunConfig, P], Rounds],
+) -> Callable[Concatenate[RunConfig, P], Rounds]:
+    """Let a generator that trains tell the other ranks of torchrun, if any, when it fails before it joins them.
 
-    torchrun passes signals on to all ranks. Only rank 0 handles them, and tells all other ranks when to stop.
+    It raises ConfigError if this process has already trained a run under torchrun.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: None)
-    recipe = make_recipe(config, spec, info, net)
-    with closing(join_torchrun(torchrun, config, lambda: None)) as collective:
-        follow(config, recipe, collective)
-    raise SystemExit(0)
+
+    @wraps(train)
+    def publishing(config: RunConfig, /, *args: P.args, **kwargs: P.kwargs) -> Rounds:
+        torchrun = read_torchrun() if config.scheme_entry.has_ranks else None
+        with nullcontext() if torchrun is None else FAILURE_NOTICE.published(torchrun):
+            result = yield from train(config, *args, **kwargs)
+        return result
+
+    return publishing
+
+
+class FollowerSignals:
+    """Context manager in which a rank other than rank 0 passes its stop signals on to rank 0.
+
+    torchrun sends SIGTERM to the ranks of one machine only, so rank 0 may not receive the signal itself. Rank 0 then
+    ends the run for all ranks. A second signal raises KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.health: Health | None = None  # None until this rank has joined the others
+
+    def __enter__(self) -> Self:
+        is_main = threading.current_thread() is threading.main_thread()  # Python delivers signals to it only
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        self._previous = {number: signal.signal(number, self._handle) for number in numbers}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        if self.health is not None:
+            self.health.pass_signal(number)
+
+    def joined(self, health: Health) -> None:
+        self.health = health
+        if self.received is not None:  # the signal arrived just before
+            health.pass_signal(self.received)
+
+    def check(self) -> None:
+        """Raise Interrupted if a signal has arrived before this rank has joined the others."""
+        if self.received is not None and self.health is None:
+            error = Interrupted(f"stopped by {self.received.name} before training began.")
+            error.signal = self.received
+            raise error
+
+
+def run_rank(torchrun: Torchrun, config: RunConfig, spec: EnvSpec, info: EnvInfo, net: NetFactory | None) -> Never:
+    """Train as a rank other than rank 0 until rank 0 ends the run, and then exit from the process."""
+    with FollowerSignals() as signals:
+        recipe = make_recipe(config, spec, info, net)
+        while True:
+            with closing(join_torchrun(torchrun, config, signals.check)) as collective:
+                FAILURE_NOTICE.is_awaited = False
+                signals.joined(collective.health)
+                try:
+                    follow(config, recipe, collective)
+                    break
+                except DamagedReplay:  # rank 0 starts again from an earlier checkpoint
+                    FAILURE_NOTICE.is_awaited = True
+                finally:
+                    signals.health = None
+        raise SystemExit(0 if signals.received is None else 128 + signals.received)
 
 
 def place_of_run(torchrun: Torchrun, config: RunConfig, out: str | Path | None) -> tuple[Path, bool]:

@@ -234,6 +234,10 @@ class RunLog:
         self.terminal.tick()
         return self.stop.must_end_now()
 
+    def pass_signal(self, number: int) -> None:
+        """Stop as if this process had received the signal, which another rank of the run has received."""
+        self.stop.signals.receive(number)
+
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -43,6 +43,7 @@ class StopSignals:
         self.deadline = math.inf  # value of time.monotonic() at which the current round is stopped early
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
+        self._is_passed = False  # whether another process has received the signal, but not yet this process itself
         self._is_from_timer = False  # whether the next signal comes from the timer, not from the user
 
     def __enter__(self) -> Self:
@@ -68,8 +69,23 @@ class StopSignals:
             self._is_from_timer = False
             abandon_env(frame)
             return
-        if self.received is not None:
+        if self.received is not None and not self._is_passed:
             raise KeyboardInterrupt
+        if self.received is None:
+            self._begin(number)
+        self._is_passed = False  # only the second signal to this process itself stops at once
+
+    def receive(self, number: int) -> None:
+        """Act as if the first signal had arrived, because another process of the run has received it.
+
+        If the same request then reaches this process too, it does not count as a second signal. May be called by any
+        thread.
+        """
+        if self.received is None:
+            self._is_passed = True
+            self._begin(number)
+
+    def _begin(self, number: int) -> None:
         self.received = signal.Signals(number)
         self.deadline = time.monotonic() + PATIENCE_SECONDS
         acknowledge(f"{self.received.name}: {self._consequence}")

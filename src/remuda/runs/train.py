@@ -32,7 +32,7 @@ from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
 from remuda.runs.evaluation import Result, eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.profile import profiled
-from remuda.runs.ranks import enter_torchrun
+from remuda.runs.ranks import enter_torchrun, publishes_failure
 from remuda.runs.run_log import RunLog
 from remuda.runs.signals import STOPPING, StopSignals
 from remuda.runs.spaces import write_spaces
@@ -52,6 +52,7 @@ def exhaust(training: Rounds) -> Result:
             return result
 
 
+@publishes_failure
 def train(
     config: RunConfig,
     spec: EnvSpec,

@@ -28,8 +28,8 @@ from remuda.recipe import Log, Progress, Recipe, Round
 from remuda.schemes.synchronous import Synchronous
 
 # An OpenGroup starts or joins the ranks. Its second argument is a function that returns whether a signal ends the
-# round early.
-OpenGroup = Callable[[Recipe, Callable[[], bool]], AbstractContextManager[RankGroup]]
+# round early; the third one is called with the number of a signal that only another rank has received.
+OpenGroup = Callable[[Recipe, Callable[[], bool], Callable[[int], None]], AbstractContextManager[RankGroup]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Replicas:
 
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         """Yield the rounds of rank 0, the leader. At its end, this iterator lets all other ranks end the run, too."""
-        with self.open_group(recipe, log.must_stop) as group:
+        with self.open_group(recipe, log.must_stop, log.pass_signal) as group:
             try:
                 yield from Synchronous(self.workers).rounds(recipe.divide(group), cast(Log, LeaderLog(log, group)))
                 group.end()
@@ -67,7 +67,7 @@ class LeaderLog:
 
     def __init__(self, log: Log, group: RankGroup) -> None:
         self._log, self._group = log, group
-        self.must_stop, self.should_stop = log.must_stop, log.should_stop
+        self.must_stop, self.should_stop, self.pass_signal = log.must_stop, log.should_stop, log.pass_signal
 
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         progress, state = self._log.resume(learner)
@@ -149,6 +149,9 @@ class FollowerLog:
 
     def must_stop(self) -> bool:
         return self._group.is_asked_to_stop()
+
+    def pass_signal(self, number: int) -> None:
+        """Do nothing: signals are passed on to the leader only."""
 
     def save_if_failed(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -121,3 +121,67 @@ def test_run_directory_that_another_rank_does_not_see_is_refused_with_a_replay(t
         assert load_newest(tmp_path / "host-0" / "run" / "checkpoints").step >= 512
     assert (tmp_path / "host-0" / "run").exists() != is_refused
     assert not (tmp_path / "host-1" / "run").exists()
+
+
+SLOW_SCRIPT = """
+import os
+import signal
+import sys
+import time
+
+import remuda
+from remuda.build import ranks
+from remuda.parts import PartedReplay, group
+from remuda.runs import signals
+
+ranks.STOP_SECONDS, signals.PATIENCE_SECONDS, group.ANSWER_SECONDS = 0.5, 0.1, float(sys.argv[2])
+save, saved = PartedReplay._save_part, []
+
+
+def save_slowly(part, replay, directory):
+    saved.append(part)
+    if part == 1 and len(saved) > 1:  # the first checkpoint is written in time
+        time.sleep(3.0)
+    return save(part, replay, directory)
+
+
+def stop_later(round):
+    if round.progress.steps == 300:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+PartedReplay._save_part = staticmethod(save_slowly)
+remuda.train(
+    "sac",
+    "Pendulum-v1",
+    steps=100_000,
+    out=sys.argv[1],
+    scheme={"name": "replicas"},
+    sampler={"envs": 2},
+    algo={"learning_starts": 100, "batch_size": 8},
+    checkpoint={"every": 200},
+    eval={"episodes": 0},
+    agent={"hidden": [8]},
+    callbacks=stop_later,
+)
+"""
+
+
+@pytest.mark.parametrize("seconds", [60.0, pytest.param(1.0, marks=pytest.mark.long)])
+def test_checkpoint_at_a_stop_waits_for_slow_ranks_and_is_complete_or_absent(tmp_path, seconds):
+    """The time for a round to end after a signal does not limit the saving, which has a limit of its own."""
+    path, script = tmp_path / "run", tmp_path / "script.py"
+    script.write_text(SLOW_SCRIPT)
+    _, printed = launch(2, [sys.executable, str(script), str(path), str(seconds)], tmp_path / "log.txt")
+    result, step = json.loads((path / "result.json").read_text()), load_newest(path / "checkpoints").step
+    if seconds == 60.0:
+        assert result["status"] == "stopped by SIGINT", printed
+        assert step == result["steps"] == 300
+    else:
+        assert result["status"] == "failed"
+        assert re.fullmatch(
+            r"rank 1 \(pid \d+ on \S+\) did not save its part of the run within 1 s of the stop request: the last "
+            r"checkpoint is kept\.",
+            result["error"],
+        )
+        assert step == 200

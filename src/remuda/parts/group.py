@@ -12,7 +12,9 @@ writes the run directory, and decides when the run ends. All others are *followe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,6 +28,9 @@ from remuda.parts.outcomes import Outcome, attempt, results_of
 
 Handler = Callable[[Any], Sequence[Any]]  # takes the argument of `call`; returns a value for each part of its process
 CONTINUE, END = "continue", "end"
+# Once the user has asked to stop, the time for all followers together to answer the leader's calls, which save the
+# states of all parts. Replays may be large, but a disk that hangs must not delay the end of the run for ever.
+ANSWER_SECONDS = 60.0
 
 
 class Group(Protocol):
@@ -125,7 +130,9 @@ class RankGroup:
         self._handlers: dict[str, Handler] = {}
         self.lines: list[str] = []  # warnings of a follower, for the log of the leader
         self._has_failed = False
-        self._followers_wait = False  # only in the leader: whether the followers are in `follow`, or will be next
+        self.followers_wait = False  # only in the leader: whether the followers are in `follow`, or will be next
+        self.must_stop: Callable[[], bool] = lambda: False  # only in the leader: whether to end the run soon
+        self._answer_by: float | None = None  # after a stop request, value of time.monotonic() until which to wait
 
     @property
     def is_leader(self) -> bool:
@@ -150,8 +157,33 @@ class RankGroup:
         self._handlers[name] = handler
 
     def call(self, name: str, argument: Any = None) -> list[Any]:
-        self.gather([{"call": name, "argument": argument}])
-        return self.gather_outcomes(attempt(partial(self._answer, name, argument)))
+        with self._limited():
+            self.gather([{"call": name, "argument": argument}])
+            return self.gather_outcomes(attempt(partial(self._answer, name, argument)))
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        """In this context, raise WorkerError if followers do not answer within ANSWER_SECONDS of a stop request."""
+        poll = self.collective.while_waiting
+
+        def check() -> None:
+            poll()
+            if not self.must_stop():
+                return
+            now = time.monotonic()
+            if self._answer_by is None:
+                self._answer_by = now + ANSWER_SECONDS
+            elif now > self._answer_by:
+                raise WorkerError(
+                    f"{self.collective.late()} did not save its part of the run within {ANSWER_SECONDS:g} s of the "
+                    "stop request: the last checkpoint is kept."
+                )
+
+        self.collective.while_waiting = check
+        try:
+            yield
+        finally:
+            self.collective.while_waiting = poll
 
     def _answer(self, name: str, argument: Any) -> Any:
         (value,) = self._handlers[name](argument)
@@ -176,7 +208,7 @@ class RankGroup:
 
     def expect_followers(self) -> None:
         """Record in the leader that all followers are in `follow`, or will call it next."""
-        self._followers_wait = True
+        self.followers_wait = True
 
     def take_lines(self) -> list[str]:
         lines, self.lines = self.lines, []
@@ -190,9 +222,9 @@ class RankGroup:
         self._release(END)
 
     def _release(self, command: str) -> None:
-        if self._followers_wait:
-            self._followers_wait = False
+        if self.followers_wait:
             self.gather([{"call": command}])
+            self.followers_wait = False
 
     def follow(self) -> bool:
         """Answer the leader's calls until the leader begins a round (return True) or ends the run (return False)."""

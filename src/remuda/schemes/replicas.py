@@ -41,7 +41,15 @@ class Replicas:
 
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         """Yield the rounds of rank 0, the leader. At its end, this iterator lets all other ranks end the run, too."""
-        with self.open_group(recipe, log.must_stop, log.pass_signal) as group:
+        opened: list[RankGroup] = []
+
+        def must_stop() -> bool:
+            """Return whether followers must end their round now; in between, `RankGroup.call` limits their time."""
+            return log.must_stop() and not any(group.followers_wait for group in opened)
+
+        with self.open_group(recipe, must_stop, log.pass_signal) as group:
+            opened.append(group)
+            group.must_stop = log.must_stop
             try:
                 yield from Synchronous(self.workers).rounds(recipe.divide(group), cast(Log, LeaderLog(log, group)))
                 group.end()

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Generator
-from contextlib import closing, nullcontext
-from functools import wraps
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any, Concatenate, Never, ParamSpec, Self
+from typing import Never, Self
 
 from remuda.agents import NetFactory
 from remuda.build.ranks import difference, follow
@@ -21,9 +19,6 @@ from remuda.envs import EnvInfo, EnvSpec
 from remuda.errors import ConfigError, DamagedReplay, Interrupted
 from remuda.runs.directory import RUNS, RunDirectory, safe_name, stored_form
 from remuda.torchrun import Torchrun, read_torchrun, refuse_many_processes
-
-P = ParamSpec("P")
-Rounds = Generator[Any, None, Any]  # as in runs/train.py
 
 
 def enter_torchrun(
@@ -49,22 +44,13 @@ def enter_torchrun(
     return (out, True) if resume else place_of_run(torchrun, config, out)
 
 
-def publishes_failure(
-    train: Callable[Concatenate[RunConfig, P], Rounds],
-) -> Callable[Concatenate[RunConfig, P], Rounds]:
-    """Let a generator that trains tell the other ranks of torchrun, if any, when it fails before it joins them.
+def failure_published(config: RunConfig) -> AbstractContextManager[None]:
+    """Return a context that tells the other ranks of torchrun, if any, when this one fails before it joins them.
 
-    It raises ConfigError if this process has already trained a run under torchrun.
+    Raises ConfigError if this process has already trained a run under torchrun.
     """
-
-    @wraps(train)
-    def publishing(config: RunConfig, /, *args: P.args, **kwargs: P.kwargs) -> Rounds:
-        torchrun = read_torchrun() if config.scheme_entry.has_ranks else None
-        with nullcontext() if torchrun is None else FAILURE_NOTICE.published(torchrun):
-            result = yield from train(config, *args, **kwargs)
-        return result
-
-    return publishing
+    torchrun = read_torchrun() if config.scheme_entry.has_ranks else None
+    return nullcontext() if torchrun is None else FAILURE_NOTICE.published(torchrun)
 
 
 class FollowerSignals:

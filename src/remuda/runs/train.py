@@ -32,7 +32,7 @@ from remuda.runs.directory import SPACES, WEIGHTS, RunDirectory
 from remuda.runs.evaluation import Result, eval_episodes, play_episodes
 from remuda.runs.evaluator import EvaluatorProcess
 from remuda.runs.profile import profiled
-from remuda.runs.ranks import enter_torchrun, publishes_failure
+from remuda.runs.ranks import enter_torchrun, failure_published
 from remuda.runs.run_log import RunLog
 from remuda.runs.signals import STOPPING, StopSignals
 from remuda.runs.spaces import write_spaces
@@ -52,7 +52,6 @@ def exhaust(training: Rounds) -> Result:
             return result
 
 
-@publishes_failure
 def train(
     config: RunConfig,
     spec: EnvSpec,
@@ -72,24 +71,21 @@ def train(
     """
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
-        # Store the number of workers in config.yaml, because the default number depends on the machine, and a
-        # checkpoint holds one state per worker.
+        # Store it in config.yaml: its default depends on the machine, and each checkpoint holds a state per worker.
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
-    out, resume = enter_torchrun(config, spec, info, net, out, resume)
-    recipe = make_recipe(config, spec, info, net)
-    scheme = config.scheme_entry.make_scheme(config)
-    exact_until = config.steps if config.checkpoint.cut_episodes else 0
-    found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
-    while True:
-        try:
-            result = yield from train_from(
-                found, scheme, recipe, config, spec, info, net, out, resume, callbacks, quiet, profile
-            )
-            return result
-        except DamagedReplay as error:  # raised here, because the replay reads its files only when training starts
-            assert found is not None
-            found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
+    with failure_published(config):
+        out, resume = enter_torchrun(config, spec, info, net, out, resume)
+        recipe = make_recipe(config, spec, info, net)
+        exact_until = config.steps if config.checkpoint.cut_episodes else 0
+        found = find_checkpoint(Path(out), exact_until) if resume and out is not None else None
+        while True:
+            try:
+                options = (config, spec, info, net, out, resume, callbacks, quiet, profile)
+                return (yield from train_from(found, config.scheme_entry.make_scheme(config), recipe, *options))
+            except DamagedReplay as error:  # raised here, because the replay reads its files only in the first round
+                assert found is not None
+                found = load_newest(found.path.parent, found.step, [*found.skipped, str(error)])
 
 
 def train_from(

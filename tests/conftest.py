@@ -1,6 +1,7 @@
 """Settings of the whole test session."""
 
 import gc
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,11 @@ from hypothesis import settings
 from lasting import SharedServers
 
 from remuda.processes import fork_server, worker_pool
+
+# On a busy machine the threads of an operation wait for each other, and waiting takes as much CPU time as working:
+# up to a hundred times that of one thread. Nothing above has imported torch, and commands inherit these variables.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 # Property tests set no deadline, because a busy machine is no failure, and keep no examples.
 

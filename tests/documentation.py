@@ -40,6 +40,13 @@ ROOT = Path(__file__).parents[1]
 MAX_STEPS = 128  # by then the first episodes of CartPole have ended
 FEW_STEPS = 16  # for Atari, where a step takes about 100 times as long
 SHORT = ["--eval.episodes", "1", "--eval.max_steps", "10"]
+SMALL_PPO = {  # for Atari, too
+    "--algo.n_steps": "8",
+    "--algo.batch_size": "16",
+    "--algo.n_epochs": "1",
+    "--envs.screen_size": "42",
+    "--sampler.envs": "2",
+}
 PROGRAMS = ("remuda", "make", "python", ".venv/bin/python", "pip", "torchrun", "mpirun", "kill", "git")
 SHELL = ("", "sh", "bash", "console")
 PARTS = {  # maps a page to the algorithm whose objects its loops use
@@ -177,6 +184,8 @@ class Page:
                 patch.setattr("remuda.runs.train.train", build_only)
             if command.option("--env").startswith("ALE/"):
                 patch.setenv("REMUDA_MAX_STEPS", str(FEW_STEPS))
+                if words[1] == "ppo":
+                    words += [word for name in SMALL_PPO.keys() - set(words) for word in (name, SMALL_PPO[name])]
             return main([*words, *SHORT])
 
 

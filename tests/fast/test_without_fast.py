@@ -24,7 +24,8 @@ sys.modules["remuda.fast"] = None  # an import of it fails from now on
 
 from test_without_fast import train
 
-train(sys.argv[1], sys.argv[2])
+for algo in sys.argv[2:]:
+    train(algo, f"{sys.argv[1]}/{algo}")
 loaded = [name for name, module in sys.modules.items() if name.startswith("remuda.fast") and module is not None]
 assert not loaded, loaded
 """
@@ -41,15 +42,24 @@ def learned(run: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("algo", RUNS)
-def test_training_without_the_package_equals_training_with_the_option_off(algo: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT, algo, str(tmp_path / "without")]
+@pytest.fixture(scope="module")
+def without(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train with every algorithm in one new interpreter without the package; return the directory of the runs."""
+    path = tmp_path_factory.mktemp("without")
+    command = [sys.executable, "-c", SCRIPT, str(path), *RUNS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr[-2000:]
+    return path
+
+
+@pytest.mark.parametrize("algo", RUNS)
+def test_training_without_the_package_equals_training_with_the_option_off(
+    algo: str, without: Path, tmp_path: Path
+) -> None:
     train(algo, tmp_path / "with")
     train(algo, tmp_path / "off", fast_path=False)
-    fast, without, off = (learned(tmp_path / name) for name in ("with", "without", "off"))
-    assert without.keys() == off.keys()
+    fast, slow, off = (learned(path) for path in (tmp_path / "with", without / algo, tmp_path / "off"))
+    assert slow.keys() == off.keys()
     for name, tensor in off.items():
-        assert torch.equal(torch.as_tensor(without[name]), torch.as_tensor(tensor)), name
+        assert torch.equal(torch.as_tensor(slow[name]), torch.as_tensor(tensor)), name
     assert any(not torch.equal(torch.as_tensor(fast[name]), torch.as_tensor(off[name])) for name in off)

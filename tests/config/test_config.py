@@ -314,7 +314,10 @@ def is_used(algo, group, name):
     return True
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algo",
+    [pytest.param(algo, marks=() if algo in ("ppo", "r2d1", "rainbow") else pytest.mark.long) for algo in ALGORITHMS],
+)
 def test_a_configuration_is_restored_from_yaml(algo, tmp_path):
     """A config.yaml in which every option differs from its default gives the same configuration."""
     groups = {group: {} for group in GROUPS}

@@ -16,7 +16,7 @@ def learn(tmp_path, env, steps, scheme="serial", seed=1, algorithm="ppo", **sett
 
 
 def test_nested_observations_and_multidiscrete_actions(tmp_path):
-    run = learn(tmp_path, "puzzles:nested", 25_000, agent={"shared": True})
+    run = learn(tmp_path, "puzzles:nested", 16_000, agent={"shared": True})
     assert run.result["eval"]["mean_reward"] >= 9.5
 
 

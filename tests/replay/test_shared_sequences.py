@@ -46,6 +46,15 @@ from remuda.replay.ring import NothingToDraw
 T, BURN_IN, LENGTH = 5, 2, 3  # a sequence is complete before the rows that it bootstraps from
 R = BURN_IN + LENGTH + N_STEP
 HOW = pytest.mark.parametrize("how", ["append", "begin"])  # rows are overwritten completely or partly
+KINDS_AND_HOW = pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("rows", "append"),
+        ("frames", "begin"),
+        pytest.param("rows", "begin", marks=pytest.mark.long),
+        pytest.param("frames", "append", marks=pytest.mark.long),
+    ],
+)
 WHAT = pytest.mark.parametrize("what", ["prioritized", "sequences"])
 SOME = [("uniform", 1), pytest.param("uniform", 3, marks=pytest.mark.long), ("prioritized", 3), ("sequences", 2)]
 
@@ -156,8 +165,7 @@ def drawn(replay: Any, error: float = 0.25) -> Any:
     return batch
 
 
-@KINDS
-@HOW
+@KINDS_AND_HOW
 @pytest.mark.parametrize(("what", "groups"), SOME)
 def test_writer_may_append_before_any_line_of_a_draw(kind: str, how: str, what: str, groups: int) -> None:
     replay = replay_of(what, make(kind, 40, groups))
@@ -288,8 +296,15 @@ class Died(BaseException):
 
 
 @WHAT
-@KINDS
-@pytest.mark.parametrize("rollouts", [1, 14])  # before the ring is full, and after
+@pytest.mark.parametrize(
+    ("kind", "rollouts"),  # before the ring is full, and after
+    [
+        ("rows", 1),
+        ("frames", 14),
+        pytest.param("rows", 14, marks=pytest.mark.long),
+        pytest.param("frames", 1, marks=pytest.mark.long),
+    ],
+)
 def test_writer_may_die_before_any_line_of_an_append(kind: str, what: str, rollouts: int) -> None:
     @closing_all()
     def attempt(when: int, lines: list[str]) -> None:

@@ -103,11 +103,9 @@ def test_a_signal_ends_all_processes(what: str) -> None:
 
 def test_a_run_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_command, "LONGEST_RUN_SECONDS", 3.0)
-    words = ["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'pid'}; wait"]
-    start = time.monotonic()
+    words = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path / 'pid'}; wait"]
     with pytest.raises(TrainingError, match="fewer --steps"):
         bench_command.run_to_the_end(words, tmp_path / "log")
-    assert time.monotonic() - start < 30
     child = int((tmp_path / "pid").read_text())
     wait_for(lambda: all_gone(find([child])), 10)
 

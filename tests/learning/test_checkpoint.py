@@ -387,9 +387,9 @@ def test_hostile_checkpoints_are_refused_quickly(tmp_path: Path, pristine: dict[
     HOSTILE[how](path)
     tracemalloc.start()
     try:
-        start = time.monotonic()
+        start = time.process_time()
         assert_refused(path)
-        assert time.monotonic() - start < 10.0
+        assert time.process_time() - start < 10.0, "seconds of CPU time"
         assert tracemalloc.get_traced_memory()[1] < 100_000_000, "peak memory in bytes"
     finally:
         tracemalloc.stop()

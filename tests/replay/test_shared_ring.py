@@ -504,7 +504,7 @@ def test_two_lost_writers_are_handled_while_writers_are_paused(kind: str) -> Non
     replay = experience(make(kind, 40, 2))
     ring, writers = replay.ring, writers_of(replay, kind, 3)
     writers[1].begin(5)
-    ring.counters.pause_timeout = SECONDS
+    ring.counters.pause_timeout = 10_000.0  # a pause that waits for this limit fails by the time limit of tests
 
     def lose_both() -> None:
         while not ring.counters._is_paused[0]:
@@ -514,9 +514,7 @@ def test_two_lost_writers_are_handled_while_writers_are_paused(kind: str) -> Non
 
     thread = threading.Thread(target=lose_both)
     thread.start()
-    start = time.monotonic()
     with ring.counters.pause_writers():
-        assert time.monotonic() - start < SECONDS / 2
         assert (ring.counters.begun == ring.written).all()
     thread.join(SECONDS)
     writers[1].finish()

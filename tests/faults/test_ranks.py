@@ -14,8 +14,11 @@ import psutil
 import pytest
 from processes import all_gone, wait_for
 
+import remuda
 from remuda.cli import main
+from remuda.errors import WorkerError
 from remuda.learning.checkpoint import load_newest
+from remuda.processes.fork_server import ForkFailed, ForkServer
 
 TESTS = Path(__file__).parents[1]
 END_SECONDS = 10  # after a fault, every rank must be gone within this time
@@ -83,13 +86,48 @@ def test_a_killed_rank_ends_the_run_with_one_sentence(tmp_path, algo):
     resume(path, load_newest(path / "checkpoints").step + 50)
 
 
-def test_other_ranks_end_with_rank_0(tmp_path):
-    process = start(tmp_path / "run", ranks=3)
+@pytest.mark.parametrize("exchange", ["auto", "gloo"])
+def test_other_ranks_end_with_rank_0_and_leave_nothing(tmp_path, exchange, monkeypatch):
+    """No file is left either, although rank 0 cannot clean up."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    process = start(tmp_path / "run", "--scheme.exchange", exchange, ranks=3)
     await_checkpoint(process, tmp_path / "run")
     members = rank_processes(process)
     process.kill()
     process.communicate(timeout=60)
     wait_for(lambda: all_gone(members))
+    assert not list(temporary.iterdir())
+
+
+def test_a_refused_fork_gives_one_sentence(tmp_path, monkeypatch, capsys):
+    def refuse(self, fds):
+        raise ForkFailed("[Errno 11] Resource temporarily unavailable")
+
+    monkeypatch.setattr(ForkServer, "fork", refuse)
+    command = ["train", "ppo", "--env", "CartPole-v1", "--scheme", "replicas", "--scheme.ranks", "2"]
+    assert main([*command, "--out", str(tmp_path / "run"), "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "remuda: rank 1 could not be started ([Errno 11] Resource temporarily unavailable): allow more"
+    )
+    assert "use fewer --scheme.ranks" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_traceback_of_another_rank_is_in_the_log_of_the_run(tmp_path):
+    """The error of another rank arrives with its traceback as a note."""
+
+    def fail(round):
+        if round.progress.rounds == 3:
+            error = WorkerError("rank 1 (pid 7 on node-1): KeyError: 'x'")
+            error.add_note("Traceback of rank 1")
+            raise error
+
+    with pytest.raises(WorkerError):
+        remuda.train("ppo", "CartPole-v1", steps=10_000, out=tmp_path / "run", callbacks=fail, quiet=True)
+    assert "Traceback of rank 1" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_a_stopped_rank_is_named_and_killed(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -286,6 +287,16 @@ def test_ten_consecutive_skipped_updates_raise_an_error() -> None:
     assert "\n" not in message
     assert learner.skipped == 2 * MAX_BAD_UPDATES - 1
     assert equal(before, toy)
+
+
+def test_error_of_skipped_updates_names_no_losses_if_there_are_none() -> None:
+    """The metrics of several parts are not those of the combined gradients."""
+    _, learner = make_toy()
+    gradients = replace(learner.gradients(BAD), metrics={})
+    for _ in range(MAX_BAD_UPDATES - 1):
+        learner.apply(gradients)
+    with pytest.raises(TrainingError, match=r"in a row after update 0: lower the learning rate"):
+        learner.apply(gradients)
 
 
 def make_real(kind: str, seed: int, optimizer: str = "adam") -> Learner:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from importlib.metadata import version
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -24,12 +23,14 @@ from remuda.build.blueprint import setup_of
 from remuda.build.recipe import make_recipe
 from remuda.build.torchrun_ranks import FAILURE_NOTICE, join_torchrun
 from remuda.collectives import Collective, GlooCollective, SharedCollective
+from remuda.collectives.shared import SharedBoard, layout, open_memory
 from remuda.config.run_config import RunConfig
+from remuda.data import SharedArrays
 from remuda.errors import ConfigError, DamagedReplay, Interrupted, RemudaError, WorkerError
 from remuda.logs.notices import warnings_go_to
 from remuda.machine import existing_objects_frozen, keep_memory
 from remuda.parts import RankGroup
-from remuda.processes.fork_server import ForkServer
+from remuda.processes.fork_server import ForkFailed, ForkServer
 from remuda.processes.links import Link
 from remuda.recipe import Recipe
 from remuda.schemes.replicas import Replicas
@@ -76,16 +77,21 @@ class RankProcesses:
         self._count, self._stop = count, StopRequest(must_stop)
         self._links, self._pids, self._poll = list[Link](), list[int](), select.poll()
         self._rank_of: dict[int, int] = {}  # rank by pidfd of its process
-        self._directory = TemporaryDirectory(prefix="remuda-ranks-")  # holds the file of gloo's store
-        self._server = ForkServer(__name__)
+        self._store: int | None = None  # descriptor of the file of gloo's store
+        self._board: SharedArrays | None = None  # heartbeats, if gradients are exchanged by gloo
+        with starting(f"the fork server of {count} ranks"):
+            self._server = ForkServer(__name__)
 
     def connect(self, blueprint: Mapping[str, Any], exchange: str) -> Collective:
         """Start the ranks, and return the collective of rank 0."""
         size, host = self._count + 1, socket.gethostname()
         if exchange == "gloo":
-            store = os.path.join(self._directory.name, "store")
-            self._start({"blueprint": blueprint, "store": store, "size": size})
-            self._stop.collective = connect_by_gloo(store, 0, size, self.check)
+            # Memory without a name, which the other ranks open under /proc, so that nothing is left behind.
+            self._store, self._board = os.memfd_create("remuda-store"), SharedArrays(layout(size))
+            store = f"/proc/{os.getpid()}/fd/{self._store}"
+            board = {"pid": os.getpid(), "fd": self._board.fd}
+            self._start({"blueprint": blueprint, "store": store, "board": board, "size": size})
+            self._stop.collective = connect_by_gloo(store, self._board, 0, size, self.check)
         else:
             self._stop.collective = SharedCollective.create(
                 size, host, lambda address: self._start({"blueprint": blueprint, "address": address}), self.check
@@ -97,7 +103,8 @@ class RankProcesses:
             ours, theirs = Link.pair()
             self._links.append(ours)
             try:
-                pid = self._server.fork([theirs.fileno()])
+                with starting(f"rank {rank}"):
+                    pid = self._server.fork([theirs.fileno()])
             finally:
                 theirs.close()
             pidfd = os.pidfd_open(pid)
@@ -138,7 +145,22 @@ class RankProcesses:
         for link in self._links:
             link.close()
         self._server.close()  # kills the ranks that still run
-        self._directory.cleanup()
+        if self._board is not None:
+            self._board.close()
+        if self._store is not None:
+            os.close(self._store)
+
+
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Raise ConfigError if the system refuses to create a process."""
+    try:
+        yield
+    except (ForkFailed, EOFError, OSError) as error:
+        raise ConfigError(
+            f"{what} could not be started ({error}): allow more processes or memory (ulimit -u, or the limits of the "
+            "container), or use fewer --scheme.ranks."
+        ) from error
 
 
 @contextmanager
@@ -211,7 +233,8 @@ def main(fds: Sequence[int]) -> int:
         recipe = make_recipe(config, spec, info, net)
         rank = order["rank"]
         if "store" in order:
-            collective = connect_by_gloo(order["store"], rank, order["size"])
+            board = open_memory(order["board"], layout(order["size"]))
+            collective = connect_by_gloo(order["store"], board, rank, order["size"])
         else:
             collective = SharedCollective.join(order["address"], rank, socket.gethostname())
         follow(config, recipe, collective)
@@ -226,14 +249,14 @@ def main(fds: Sequence[int]) -> int:
 
 
 def connect_by_gloo(
-    path: str, rank: int, size: int, while_waiting: Callable[[], object] = lambda: None
+    path: str, board: SharedArrays, rank: int, size: int, while_waiting: Callable[[], object] = lambda: None
 ) -> GlooCollective:
     """Return a gloo collective for `rank`, when all ranks are on this host.
 
-    The ranks find each other through the file `path` and communicate over loopback.
+    The ranks find each other through the file `path`, communicate over loopback, and share the memory `board`.
     """
-    store = FileStore(path, size)
-    return GlooCollective(store, rank, size, socket.gethostname(), "127.0.0.1", while_waiting)
+    store, host = FileStore(path, size), socket.gethostname()
+    return GlooCollective(store, rank, size, host, "127.0.0.1", while_waiting, lambda: SharedBoard(board, rank))
 
 
 def follow(config: RunConfig, recipe: Recipe, collective: Collective) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from remuda.collectives import Collective, GlooCollective, SharedCollective
 from remuda.collectives.sessions import Session, publish_failure
 from remuda.collectives.shared import JOIN_SECONDS
-from remuda.collectives.stores import open_tcp_store, wait_for_keys
+from remuda.collectives.stores import StoreBoard, open_tcp_store, wait_for_keys
 from remuda.config.run_config import RunConfig
 from remuda.errors import ConfigError, WorkerError
 from remuda.torchrun import Torchrun, is_torchrun
@@ -40,9 +40,15 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
         store = open_store(torchrun, check)
         session = Session(store, torchrun.rank, torchrun.size, host, check, JOIN_SECONDS)
         if exchange == "gloo" or len(session.machines) > 1:
-            board_store = session.part_of(open_tcp_store(torchrun.address, torchrun.port, False, check, JOIN_SECONDS))
+            # A connection of its own, because gloo blocks the other one while it waits for a key.
+            other = session.part_of(open_tcp_store(torchrun.address, torchrun.port, False, check, JOIN_SECONDS))
             collective: Collective = GlooCollective(
-                session.store, torchrun.rank, torchrun.size, host, None, session.check, board_store
+                session.store,
+                torchrun.rank,
+                torchrun.size,
+                host,
+                while_waiting=session.check,
+                make_board=lambda: StoreBoard(other, torchrun.rank, torchrun.size, session.check, JOIN_SECONDS),
             )
         elif torchrun.rank:
             wait_for_keys(session.store, ["address"], session.check, JOIN_SECONDS)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo
 
-from remuda.collectives.health import Health, RankInfo
+from remuda.collectives.health import Board, Health, RankInfo
 from remuda.collectives.shared import CHECK_SECONDS, JOIN_SECONDS, SPIN_SECONDS, ordered_sum
 from remuda.collectives.stores import StoreBoard, wait_for_keys
 from remuda.errors import ConfigError, WorkerError
@@ -44,12 +44,12 @@ class GlooCollective:
         host: str,
         address: str | None = None,
         while_waiting: Callable[[], object] = lambda: None,
-        board_store: Any = None,
+        make_board: Callable[[], Board] | None = None,
     ) -> None:
         """Connect to all other ranks.
 
         `address` is that of the network interface to use; with None, gloo chooses, or GLOO_SOCKET_IFNAME.
-        `board_store`: another connection to the store, for heartbeats. While gloo waits for a key, it blocks `store`.
+        `make_board` returns the board for heartbeats; by default it is in `store`, which gloo may block for a while.
         """
         self.rank, self.size, self.while_waiting = rank, size, while_waiting
         self._is_closed, self._length, self._check_at = False, -1, 0.0
@@ -64,7 +64,7 @@ class GlooCollective:
             options._devices = devices(address)
             wait_for_keys(store, keys, while_waiting, JOIN_SECONDS)
             infos = [RankInfo(*json.loads(text)) for text in store.multi_get(keys)]
-            board = StoreBoard(board_store or store, rank, size, while_waiting, JOIN_SECONDS)
+            board = make_board() if make_board else StoreBoard(store, rank, size, while_waiting, JOIN_SECONDS)
         except RuntimeError as error:
             raise self._not_connected(error) from None
         self.health = Health(board, rank, infos)

@@ -189,11 +189,11 @@ class Learner:
         self.skipped, self._bad_in_a_row = state["skipped"], state["bad_in_a_row"]
 
     def _skip(self, gradients: Gradients) -> None:
-        self.skipped += 1
-        self._bad_in_a_row += 1
+        self.skipped, self._bad_in_a_row = self.skipped + 1, self._bad_in_a_row + 1
         if self._bad_in_a_row >= MAX_BAD_UPDATES:
             losses = {name: float(value) for name, value in gradients.metrics.items() if "loss" in name}
             raise TrainingError(
-                f"gradients were not finite in {MAX_BAD_UPDATES} updates in a row after update {self.version} "
-                f"(last losses {losses}): lower the learning rate or max_grad_norm, or look for extreme rewards."
+                f"gradients were not finite in {MAX_BAD_UPDATES} updates in a row after update {self.version}"
+                f"{f' (last losses {losses})' if losses else ''}: lower the learning rate or max_grad_norm, or look "
+                "for extreme rewards."
             )

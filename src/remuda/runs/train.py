@@ -71,7 +71,7 @@ def train(
     """
     refuse_in_worker()
     if config.has_replay_writers or (config.has_workers and config.sampler.inference == "workers"):
-        # Store it in config.yaml: its default depends on the machine, and each checkpoint holds a state per worker.
+        # Store `workers` in config.yaml: its default depends on the machine, and checkpoints hold a state per worker.
         config = replace(config, sampler=replace(config.sampler, workers=num_workers(config)))
     refuse_unfilmable(config, spec, info)
     with failure_published(config):
@@ -152,7 +152,7 @@ def train_from(
             else:
                 with suppress(OSError):  # on a full disk, raise the error of the run, not that of writing
                     directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
-                is_new = has_failed and not directory.has_traceback
+                is_new = hasattr(error, "__notes__") or (has_failed and not directory.has_traceback)
                 directory.log(f"failed: {error}", "".join(format_exception(error)) if is_new else "")
             raise
         except OSError:  # such as too many open files

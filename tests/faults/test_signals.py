@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -218,10 +217,11 @@ def test_signal_during_a_long_round_of_updates_keeps_the_updates_made(tmp_path):
 def test_full_disk_loses_checkpoints_and_metrics_but_does_not_stop_training(tmp_path):
     """The limit of 30 kB per file is smaller than a checkpoint and smaller than the metrics of the run."""
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "remuda", "train", "ppo", "--env", "CartPole-v1", "--steps", "6000"]
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
+    limited += "from remuda.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", limited, "train", "ppo", "--env", "CartPole-v1", "--steps", "6000"]
     command += ["--out", str(path), "--checkpoint.every", "1000", "--log.every", "256", "--eval.episodes", "2"]
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # noqa: E731
-    done = prestarted.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
+    done = prestarted.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert "what was learned could not be saved after 6," in done.stderr, "the error must report the failed save"

@@ -11,6 +11,7 @@ whose program raises an error publishes it to the other ranks, as the scheme `re
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import logging
@@ -18,6 +19,7 @@ import os
 import random
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -300,6 +302,25 @@ def gather_forever(collective: Collective, event: Event) -> None:
         collective.gather(b"here")
 
 
+def hold_interpreter(collective: Collective, event: Event, ranks: Sequence[int], seconds: float) -> int:
+    """Let some ranks stay in native code that holds the interpreter lock, so that none of their threads can run."""
+    collective.gather(b"")
+    time.sleep(0.5)
+    if collective.rank in ranks:
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    return len(collective.gather(b""))
+
+
+def hang(collective: Collective, event: Event, rank: int, is_limited: bool) -> None:
+    """Let the main thread of one rank hang, while its heartbeats continue."""
+    collective.gather(b"")
+    collective.health.is_limited = is_limited
+    if collective.rank == rank:
+        threading.Event().wait()
+    while True:
+        collective.gather(b"")
+
+
 def gather_until(collective: Collective, event: Event, path: str) -> int:
     """Exchange messages until a file exists, and return how many."""
     event("ready")
@@ -389,10 +410,12 @@ def lead_and_follow(collective: Collective, event: Event) -> list[Any]:
     if group.is_leader:
         for round in range(2):
             group.expect_followers()
+            assert not collective.health.is_limited, "between rounds, the leader may take any time"
             seen.append(group.call("place", f"round {round}"))
             seen.append(group.call("place", "again"))
             group.begin_round()
             group.begin_round()  # does nothing, because no follower waits
+            assert collective.health.is_limited
             seen.append(group.gather([round]))
         group.expect_followers()
         group.end()
@@ -400,6 +423,7 @@ def lead_and_follow(collective: Collective, event: Event) -> list[Any]:
     else:
         while group.follow():
             group.begin_round()  # does nothing in a follower
+            assert collective.health.is_limited
             seen.append(group.gather([-collective.rank]))
     seen.append([group.count, list(group.local), len(group.vectors(5))])
     return seen
@@ -514,6 +538,8 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
         check_mixture,
         gather_forever,
         gather_until,
+        hold_interpreter,
+        hang,
         fail_in,
         leave_first,
         leave_too_early,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import wait_for
+from processes import is_alive, wait_for
 from ranks import Ranks, leaves_nothing
 from torch.distributed import FileStore
 
@@ -148,6 +148,38 @@ def suspend(seconds: float, server: ForkServer, tmp_path: Path, constants: dict[
             counts = ranks.results()
             assert len(set(counts)) == 1
             assert counts[0] > 0
+
+
+@KINDS
+@pytest.mark.parametrize("ranks", [[1], [0, 2]])
+def test_native_code_that_holds_the_interpreter_is_no_failure(
+    kind: str, ranks: list[int], server: ForkServer, tmp_path: Path
+) -> None:
+    """Other ranks on the machine see that the process is running, and vouch for it."""
+    options = {"ranks": ranks, "seconds": SHORT["health.SILENT_SECONDS"] + 2}
+    with Ranks(server, kind, 3, tmp_path, "hold_interpreter", options, SHORT) as running:
+        assert running.results() == [3] * 3
+
+
+@KINDS
+def test_main_thread_that_hangs_ends_all_ranks(kind: str, server: ForkServer, tmp_path: Path) -> None:
+    """The error holds the stack of the main thread."""
+    options, constants = {"rank": 1, "is_limited": True}, {"health.STALL_SECONDS": 2.0}
+    with Ranks(server, kind, 3, tmp_path, "hang", options, constants) as ranks:
+        for rank in (0, 2):
+            found = ranks.error(rank)
+            sentence = f"rank 1 (pid {ranks.pids[1]} on host-{kind}): its main thread has made no progress for 2 s"
+            assert sentence in str(found)
+            assert any("in hang" in note for note in found.__notes__)
+        assert ranks.exit_reason(1) == "exited with code 1"
+
+
+def test_main_thread_may_wait_between_rounds(server: ForkServer, tmp_path: Path) -> None:
+    """The leader may evaluate there, or run the user's own code."""
+    options, constants = {"rank": 1, "is_limited": False}, {"health.STALL_SECONDS": 0.5}
+    with Ranks(server, "shared", 3, tmp_path, "hang", options, constants) as ranks:
+        time.sleep(3.0)
+        assert all(map(is_alive, ranks.processes))
 
 
 # --- ranks that leave -----------------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ def open_group(
         with closing(join_torchrun(torchrun, config, stop.poll)) as collective:
             FAILURE_NOTICE.is_awaited = False
             stop.collective = collective
-            collective.health.on_signal = pass_signal
+            collective.health.on_signal, collective.health.ends_process = pass_signal, True
             try:
                 yield agreed_group(collective, blueprint)
             except DamagedReplay:

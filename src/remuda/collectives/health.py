@@ -15,6 +15,7 @@ import json
 import os
 import select
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -24,10 +25,13 @@ from typing import Protocol
 
 from remuda import errors
 from remuda.errors import RemudaError, WorkerError
-from remuda.processes.identity import open_process
+from remuda.processes.identity import open_process, state_of
 
 BEAT_SECONDS = 0.25  # time between two heartbeats of a rank
 SILENT_SECONDS = 6.0  # a rank counts as lost after this time without a heartbeat, so that all ranks end within 10 s
+# A main thread counts as hanging after this time without progress within a round, and neighbors no longer vouch for a
+# rank after this time without a heartbeat of its own.
+STALL_SECONDS = 600.0
 ANSWER_SECONDS = 4.0  # a board counts as lost after this time without an answer
 MAX_ERROR_BYTES = 16_000
 
@@ -76,6 +80,9 @@ class Health:
         self._reports: Sequence[bytes] = [b""] * len(infos)
         self._is_asked_to_stop = False
         self._has_reported = False
+        self.progress = 0  # the main thread counts its steps and exchanges here, and waits for other ranks
+        self.is_limited = False  # whether the main thread must make progress; True within rounds
+        self.ends_process = rank > 0  # whether this process is ended if its main thread hangs
         self.on_signal: Callable[[int], None] | None = None  # called once, in the thread, with a signal passed on
         self._error: RemudaError | None = None  # the error that `check` has raised
         self._ends, self._by_pidfd = select.poll(), dict[int, RankInfo]()  # to notice ends of ranks on this host
@@ -92,11 +99,16 @@ class Health:
     def _watch(self) -> None:
         """Write this rank's heartbeats, and notice when those of another rank stop.
 
+        Ranks on one machine also vouch for each other: if a rank writes no heartbeats while its process is running,
+        its main thread is in native code that holds the interpreter lock. The others then write heartbeats for it.
+
         Time during which this thread itself did not run does not count as silence, because the whole run may have
         been suspended, for example by Ctrl-Z.
         """
         count, seen, unanswered = 0, [-1] * len(self.infos), 0.0
         silence, before = [0.0] * len(self.infos), time.monotonic()
+        alone = [0.0] * len(self.infos)  # time since the last heartbeat that a rank has written itself
+        stalled, progress = 0.0, -1
         while not self._is_closing.wait(BEAT_SECONDS):
             count += 1
             found = None
@@ -110,18 +122,47 @@ class Health:
                     self.on_signal = None
             now = time.monotonic()
             passed, before = min(now - before, 2 * BEAT_SECONDS), now
+            is_moving = not self.is_limited or self.progress != progress
+            stalled, progress = 0.0 if is_moving else stalled + passed, self.progress
+            if stalled > STALL_SECONDS:
+                self._end_hanging_process()
+                stalled = 0.0
             unanswered = unanswered + passed if found is None else 0.0
             self._is_cut_off = unanswered > ANSWER_SECONDS
             if found is None:  # the board is lost or busy, which tells nothing about the other ranks
                 continue
             for rank, beat in enumerate(found):
                 silence[rank] = 0.0 if beat != seen[rank] or rank == self.rank else silence[rank] + passed
+                alone[rank] = 0.0 if beat > 0 and beat != seen[rank] else alone[rank] + passed
+                if 2 * BEAT_SECONDS < alone[rank] < STALL_SECONDS and self._is_running(rank):
+                    self._board.beat(rank, -count)  # negative, to distinguish it from heartbeats of the rank itself
             seen = found
             worst = max(range(len(silence)), key=silence.__getitem__)
             self._silent = worst if silence[worst] > SILENT_SECONDS else None
 
+    def _is_running(self, rank: int) -> bool:
+        """Return whether another rank is on this machine, and its process has neither ended nor been stopped."""
+        info = self.infos[rank]
+        return info in self._by_pidfd.values() and state_of(info.pid) not in ("", *"TtZX")
+
+    def _end_hanging_process(self) -> None:
+        """End the run in all other ranks, and this process if `ends_process`, with the stack of the main thread."""
+        sentence = (
+            f"its main thread has made no progress for {STALL_SECONDS:g} s within a round. Continue from the last "
+            "checkpoint with --resume."
+        )
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = "".join(traceback.format_stack(main))
+        self._report(report_of(WorkerError(sentence), named=False, trace=stack))
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard error may be closed, or None
+            sys.stderr.write(f"remuda: {self.infos[self.rank]}: {sentence}\n{stack}")
+            sys.stderr.flush()
+        if self.ends_process:
+            os._exit(1)
+
     def check(self) -> None:
         """Raise an error if another rank has failed, left, or fallen silent."""
+        self.progress += 1
         self._error = self._find_error()
         if self._error is not None:
             raise self._error
@@ -186,6 +227,7 @@ class Health:
         self._board.pass_signal(number)
 
     def is_asked_to_stop(self) -> bool:
+        self.progress += 1
         return self._is_asked_to_stop
 
     def close(self) -> None:
@@ -198,13 +240,14 @@ class Health:
         self._by_pidfd.clear()
 
 
-def report_of(error: BaseException, named: bool) -> bytes:
+def report_of(error: BaseException, named: bool, trace: str | None = None) -> bytes:
     """Return the report of a rank that ends with this error; `named`: its text already names the rank that failed.
 
-    The traceback loses its beginning if the report would be too long.
+    `trace` replaces the traceback of the error. The traceback loses its beginning if the report would be too long.
     """
     found = {"error": type(error).__name__, "text": str(error)[:2000], "named": named}
-    trace = "".join(traceback.format_exception(error)).encode(errors="replace").decode()
+    trace = "".join(traceback.format_exception(error)) if trace is None else trace
+    trace = trace.encode(errors="replace").decode()
     while True:
         report = json.dumps({**found, "traceback": trace}, ensure_ascii=False).encode(errors="replace")
         if len(report) <= MAX_ERROR_BYTES:

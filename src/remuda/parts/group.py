@@ -209,6 +209,7 @@ class RankGroup:
     def expect_followers(self) -> None:
         """Record in the leader that all followers are in `follow`, or will call it next."""
         self.followers_wait = True
+        self.collective.health.is_limited = False  # between two rounds, the leader may evaluate for hours
 
     def take_lines(self) -> list[str]:
         lines, self.lines = self.lines, []
@@ -224,13 +225,16 @@ class RankGroup:
     def _release(self, command: str) -> None:
         if self.followers_wait:
             self.gather([{"call": command}])
+            self.collective.health.is_limited = command == CONTINUE
             self.followers_wait = False
 
     def follow(self) -> bool:
         """Answer the leader's calls until the leader begins a round (return True) or ends the run (return False)."""
+        self.collective.health.is_limited = False
         while True:
             order: Mapping[str, Any] = self.gather([None])[0]
             if order["call"] in (CONTINUE, END):
+                self.collective.health.is_limited = order["call"] == CONTINUE
                 return bool(order["call"] == CONTINUE)
             # The leader alone raises the error of a call, because it decides whether the run continues.
             self.gather([attempt(partial(self._answer, order["call"], order["argument"])).message()])

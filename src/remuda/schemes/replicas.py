@@ -75,7 +75,11 @@ class LeaderLog:
 
     def __init__(self, log: Log, group: RankGroup) -> None:
         self._log, self._group = log, group
-        self.must_stop, self.should_stop, self.pass_signal = log.must_stop, log.should_stop, log.pass_signal
+        self.should_stop, self.pass_signal = log.should_stop, log.pass_signal
+
+    def must_stop(self) -> bool:
+        self._group.collective.health.progress += 1
+        return self._log.must_stop()
 
     def resume(self, learner: Learner) -> tuple[Progress, bytes | None]:
         progress, state = self._log.resume(learner)

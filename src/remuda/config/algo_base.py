@@ -53,7 +53,7 @@ class AlgoOptions(Checked):
 
     @property
     def rows_per_round(self) -> int:
-        """Number of rows of each env in one rollout."""
+        """Number of rows of each env in a rollout, which samplers collect for one round of updates."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,7 @@
-"""Options of the algorithms, as frozen dataclasses. Options that Stable-Baselines3 also has keep its names."""
+"""Options of the algorithms, as frozen dataclasses; those of DDPG, TD3 and SAC are in continuous_options.py.
+
+An option that also exists in Stable-Baselines3 has the same name here.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,10 @@ class PPOOptions(GAEOptions):
         return replace(short, batch_size=short.n_steps * envs)  # a minibatch that is the whole rollout always fits
 
     def with_memory(self) -> Self:
-        """Enlarge minibatches to at least one sequence, because sizes in presets are for agents without memory."""
+        """Return these options with minibatches of at least one sequence of `n_steps` rows.
+
+        The batch sizes in presets are meant for agents without memory, and may be smaller.
+        """
         return replace(self, batch_size=max(self.batch_size, self.n_steps))
 
     def check_run(self, config: RunConfig) -> None:
@@ -148,7 +154,7 @@ class VTraceOptions(OnPolicyOptions):
         return 1, self.batch_size
 
     def columns_per_round(self, envs: int) -> int:
-        """Return the number of sequences in one update; it does not depend on the number of envs."""
+        """Return `batch_size`: the sequences (columns) of one round form one minibatch, for any number of `envs`."""
         return self.batch_size
 
     def updates_per_round(self, columns: int) -> int:

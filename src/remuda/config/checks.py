@@ -135,7 +135,10 @@ def check_asynchronous(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """Refuse devices named gpu, and workers that do not run the policy on the CPU; do not check if devices exist."""
+    """Refuse the device name gpu, and any device but the CPU for workers that run the policy.
+
+    build/devices.py checks whether the devices exist on this machine.
+    """
     for option, device in (("device", config.device), ("sampler.device", config.sampler_device)):
         kind, colon, number = device.partition(":")
         if kind == "gpu":

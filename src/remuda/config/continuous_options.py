@@ -88,7 +88,10 @@ class SACOptions(ActorCriticOptions):
         return {**super().algorithm_arguments(), "ent_coef": fixed, "ent_coef_init": start}
 
     def entropy_weight(self) -> tuple[float | None, float]:
-        """Return the fixed weight (None if the weight is learned) and the initial value of a learned weight."""
+        """Return the fixed weight, or None if the weight is learned, and the initial value for learning it.
+
+        Raise ConfigError unless `ent_coef` is a number above 0, auto, or auto_ followed by a number above 0.
+        """
         learned, _, start = self.ent_coef.partition("_")
         try:
             found = (None, float(start or 1.0)) if learned == "auto" else (float(self.ent_coef), 1.0)

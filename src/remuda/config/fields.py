@@ -86,7 +86,10 @@ WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no":
 
 
 def coerce(value: object, annotation: str, name: str) -> Any:
-    """Convert a value from the command line, YAML or Python to `annotation`, the type of its field."""
+    """Convert a value from the command line, YAML or Python to the type in `annotation`, the annotation of its field.
+
+    Raise ConfigError, with `name` as the name of the option, if the value cannot be converted.
+    """
     optional = annotation.endswith("| None")
     kind = annotation.removesuffix("| None").strip()
     if optional and (value is None or str(value).lower() in ("none", "null")):

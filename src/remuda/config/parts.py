@@ -1,4 +1,4 @@
-"""The share that each part of a run has of its options, if the run is divided into parts (remuda.parts)."""
+"""Runs that are divided into equal parts (remuda.parts): the configuration of a part, and checks of the division."""
 
 from __future__ import annotations
 

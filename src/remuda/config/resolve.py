@@ -46,8 +46,10 @@ def resolve_config(
 ) -> Setup:
     """Return the complete configuration of a run, the spec of its env, and what `probe` found out about the env.
 
-    Option defaults are overridden by the preset of the env, by a file, and by `settings` and `groups`, in this order.
-    REMUDA_MAX_STEPS caps the number of steps. Raise ConfigError if the user sets an option that the run does not use.
+    `settings` holds values for names in SETTINGS, and `groups` holds options by group. Both override the YAML file
+    `file`, which overrides the preset of the env, which overrides the defaults of the options. `env` is a callable
+    that builds the env; if it is None, `settings` or the file names the env. REMUDA_MAX_STEPS caps the number of
+    steps. Raise ConfigError if the user sets an option that the run does not use.
     """
     from_file = read_config_file(file) if file is not None else {}
     from_file, file_groups = upgraded(from_file, from_file.pop("options", {}))
@@ -113,7 +115,11 @@ def _resolve(settings: Mapping[str, object], wanted: Groups, env: Callable[..., 
 
 
 def fill_config(values: Mapping[str, object], wanted: Groups, label: str, info: EnvInfo) -> RunConfig:
-    """Return the configuration for an env. Options that `wanted` leaves out come from the preset or the defaults."""
+    """Return the configuration with the settings `values` (see SETTINGS) and the options `wanted`, by group.
+
+    Options that `wanted` leaves out come from the preset for the env, or else from the defaults. `label` is the id of
+    the env, and `info` is what `probe` found out about it.
+    """
     algo = str(values["algo"])
     preset = find_preset(algo, label, info.action)
     defaults = {"algo": find_algorithm(algo).options(), **{g: kind() for g, kind in KINDS.items()}}
@@ -129,7 +135,7 @@ def fill_config(values: Mapping[str, object], wanted: Groups, label: str, info: 
     if scheme.has_ranks:
         is_free = "envs" not in wanted["sampler"]
         ranks = filled["scheme_options"].ranks or num_ranks(sampler.envs, filled["algo_options"], is_free)
-        if is_free:  # round up to equally many envs per rank; the presets of ddpg, td3 and sac have only 1
+        if is_free:  # round up to equally many envs per rank; the presets of ddpg, td3 and sac have only 1 env
             sampler = replace(sampler, envs=-(-sampler.envs // ranks) * ranks)
         filled["scheme_options"] = replace(filled["scheme_options"], ranks=ranks)
     if filled["scheme_options"].threads == 0:
@@ -154,8 +160,8 @@ def fill_config(values: Mapping[str, object], wanted: Groups, label: str, info: 
 def stored_config(path: Path, net: Callable[..., object] | None, call: str) -> tuple[RunConfig, EnvInfo] | None:
     """Return the configuration of a run and its `EnvInfo`, or None if the run's directory has no spaces.json.
 
-    The env is neither imported nor built. If the net of the run has no import path, it must be passed as `net`.
-    Otherwise CheckpointError is raised, with a message that suggests the Python call `call`.
+    The env is neither imported nor built. If the net of the run has no import path and is not passed as `net`,
+    CheckpointError is raised, with a message that suggests the Python call `call`.
     """
     stored = RunDirectory.open(path).read_config()
     spaces = read_spaces(path)
@@ -191,10 +197,10 @@ def find_device(name: str) -> str:
 
 
 def num_ranks(envs: int, options: AlgoOptions, can_add_envs: bool) -> int:
-    """Return the default of `scheme.ranks`. Under torchrun, it is the number of processes that torchrun has started.
+    """Return the number of ranks if `scheme.ranks` is 0: under torchrun, the number of processes that it has started.
 
-    Without torchrun, it is the largest number of ranks, at most one per core, that divides the size of a minibatch.
-    If `can_add_envs` is False, it also divides the number of envs.
+    Without torchrun, this is the largest number, at most one rank per core, that divides the size of a minibatch (if
+    the algorithm has minibatches). Unless `can_add_envs` is True, the number also divides `envs`.
     """
     if (torchrun := read_torchrun()) is not None:
         return torchrun.size
@@ -273,8 +279,9 @@ def resume_config(
 ) -> Setup:
     """Return the configuration of an existing run with the changes in `settings` and `groups`.
 
-    Only `steps`, `device` and options of the groups in MAY_CHANGE may change. If the run's env or net has no import
-    path, it must be passed again. Otherwise CheckpointError suggests the Python call `call`.
+    Only `steps`, `device` and options of the groups in MAY_CHANGE may change. CheckpointError is raised for other
+    changes. It is also raised if the run's env or net has no import path and is not passed again; the message then
+    suggests the Python call `call`.
     """
     run = RunDirectory.open(path)
     path, stored = run.path, run.read_config()

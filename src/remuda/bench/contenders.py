@@ -2,8 +2,9 @@
 
     python -m remuda.bench.contenders '{"bench": "envs", "name": "pool", "env": "Hopper-v5", "envs": 8, "workers": 2}'
 
-A contender prints "ready" and then reads lines from standard input. Each line is a number of seconds: the contender
-works for that time and then prints one line, {"count": env steps or updates, "seconds": time taken}.
+A contender that cannot run prints the reason and exits. Otherwise, it prints "ready" and then reads lines from
+standard input. Each line is a number of seconds: the contender works for that time and then prints one line,
+{"count": env steps or updates, "seconds": time taken}.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code: 0, 1 (failed), 2 (wrong usage), or 128 + N if signal N stopped it."""
+    """Run a command and return its exit code: 0, 1 (failed), 2 (wrong usage, env or run), or 128 + N (signal N)."""
     if "_ARGCOMPLETE" in os.environ and argv is None:  # the shell sets this variable to get completions
         from remuda.cli.completion import complete
 

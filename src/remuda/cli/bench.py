@@ -178,7 +178,7 @@ def leave_out(only: str, error: ConfigError | TrainingError) -> None:
 def ours_and_peers(place: Path, env: str) -> dict[str, tuple[list[str], dict[str, Any]]]:
     """Return the command of each contender, and the settings in which its job differs from the default job.
 
-    `place` is the directory in which `make peers` has installed the other libraries.
+    `place` is the directory in which `make peers` was run. Libraries that it has not installed there are left out.
     """
     from remuda.envs import choose_backend, resolve
 
@@ -251,8 +251,8 @@ def rate(turn: dict[str, Any]) -> float:
 def summary(turns: Turns, unit: str) -> dict[str, Any]:
     """Return the median speed and median CPU seconds of each contender.
 
-    The entry `first_is_times` compares speeds turn by turn: it is the median over the turns of the first contender's
-    speed divided by this contender's speed. The entry `interval` is the 95 % bootstrap interval of this median.
+    For every turn, the speed of the first contender is divided by the speed of this contender. The entry
+    `first_is_times` is the median of these ratios, and `interval` is the 95 % bootstrap interval of the median.
     """
     if not turns:
         raise TrainingError("no contender could run: the reasons are above.")

@@ -60,7 +60,7 @@ class Parser(argparse.ArgumentParser):
         settings.setdefault("formatter_class", Formatter)
         super().__init__(allow_abbrev=False, **settings)
         self._negative_number_matcher = NEGATIVE_NUMBER
-        self.elsewhere: dict[str, str] = {}  # {option of another algorithm: phrase that names this algorithm}
+        self.elsewhere: dict[str, str] = {}  # such as {"--algo.tau": "sac, not of ppo"}, for errors
         self.sections: dict[str, Section] = {}  # the section of each group of options
 
     def add_section(self, group: str, title: str) -> argparse._ArgumentGroup:
@@ -106,10 +106,11 @@ def complete_with(action: argparse.Action, values: Iterable[str] | Callable[[], 
 def add_group(
     parser: Parser, group: str, title: str, *kinds: type[Any], is_shown: Callable[[str], bool] = lambda name: True
 ) -> None:
-    """Add a section with one option for each field of the dataclasses `kinds`; fields of one name share one option.
+    """Add an option `--group.field` for each field of the dataclasses `kinds`, and a section of the help for them.
 
-    The help shows only options whose field names satisfy `is_shown`. The other options are parsed as well, so that a
-    later check can explain why they are refused.
+    If several of the dataclasses have a field of the same name, they share one option, and the help lists the default
+    of each. The help shows only options whose field names satisfy `is_shown`. The other options are parsed as well,
+    so that a later check can explain why they are refused.
     """
     section = parser.add_section(group, title)
     for item in {item.name: item for kind in kinds for item in fields(kind)}.values():

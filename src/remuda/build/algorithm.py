@@ -248,8 +248,8 @@ def make_continuous(
 ) -> Algorithm:
     options = config.algo_options
     assert isinstance(options, ActorCriticOptions)
-    # A critic concatenates a vector observation with the action. Other observations first pass through a network made
-    # by `own_net`.
+    # By default, a critic concatenates a vector observation with the action. Other observations, and those of agents
+    # with a core or another net, first pass through a network made by `own_net`.
     is_vector = info.observation.kind == "box" and len(info.observation.shape) == 1
     own_net = None if is_vector and config.agent.net in ("auto", "mlp") and config.agent.core is None else make_net
     width = {"core": config.agent.core, "core_size": config.agent.core_size}

@@ -179,8 +179,8 @@ def make_plain_envs(
 ) -> LocalEnvs | NativeEnvs | AsyncPooledEnvs:
     """Return the envs of one process, without previous actions and rewards in observations.
 
-    Native envs are used only under asynchronous schemes. Under a synchronous scheme, the replacement of a lost worker
-    calls `Envs.prepare`, which native envs do not support.
+    Native envs are used only under asynchronous schemes, in workers that run the policy without `sampler.wait_reset`.
+    Under a synchronous scheme, the replacement of a lost worker calls `Envs.prepare`, which they do not support.
     """
     spec, levels = EnvSpec.from_json(blueprint["spec"]), training_seeds(config)
     first, count = blueprint["first"], blueprint["last"] - blueprint["first"]

@@ -47,7 +47,7 @@ def split_devices(config: RunConfig) -> tuple[str | None, str]:
 def has_halves(algorithm: Algorithm) -> bool:
     """Return whether the algorithm's `actor_losses` and `critic_losses` together are the same as its `losses`.
 
-    This is False if a subclass overrides `losses` but not both of the other methods.
+    This is False for an algorithm without these two methods, and for a class that overrides `losses` but not both.
     """
     kind = type(algorithm)
     halves = ("actor_losses", "critic_losses")

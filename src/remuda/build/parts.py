@@ -27,7 +27,10 @@ def make_parted_sampler(
     should_stop: ShouldStop,
     group: Group,
 ) -> Sampler:
-    """Return one sampler for all parts of this process. Each part has its own envs, and `workers` env workers."""
+    """Return one sampler for the parts that `group` assigns to this process.
+
+    Each part has its own envs, and its own `workers` env workers.
+    """
     num_envs, samplers = config.sampler.envs // group.count, list[EnvSampler]()
     options, explore = config.algo_options, make_exploration(config)
     try:
@@ -55,7 +58,10 @@ def make_parted_sampler(
 
 
 def make_parted_replay(config: RunConfig, info: EnvInfo, state: Tree, first_round: int, group: Group) -> Replay:
-    """Return one replay for all parts of this process. The other arguments are those of `make_replay`."""
+    """Return one replay for the parts that `group` assigns to this process.
+
+    `config` is that of the whole run. The other arguments are those of `make_replay`.
+    """
     share, replays = share_of(config), list[DivisibleReplay]()
     try:
         for part in group.local:

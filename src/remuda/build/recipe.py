@@ -168,7 +168,8 @@ def check_machine(config: RunConfig) -> None:
 def split_threads(config: RunConfig, algorithm: Algorithm) -> tuple[int, int]:
     """Return the number of parts into which the learner splits a batch, and the number of torch threads per part.
 
-    While samplers keep the cores busy, it is faster to split a batch among threads than to split matrix products.
+    A batch is split only if rollouts are sampled asynchronously, the learner uses the CPU, and the algorithm supports
+    it. While samplers keep the cores busy, this is faster than to split every matrix product among the threads.
     """
     threads = config.scheme_options.threads
     is_separable = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction is not None

@@ -1,4 +1,4 @@
-"""How the ranks that torchrun has started find each other, and how one that fails before ends the others."""
+"""How the ranks that torchrun has started find each other, and how a rank that fails before that ends the others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ PUBLISH_SECONDS = 3.0  # time limit for telling other ranks that this one has fa
 
 
 def open_store(torchrun: Torchrun, while_waiting: Callable[[], object], seconds: float = JOIN_SECONDS) -> Any:
-    """Connect to torchrun's store; rank 0 creates one if the ranks were started by another program."""
+    """Return a connection to the store through which the ranks find each other; wait for it up to `seconds`.
+
+    The agent of torchrun hosts the store. If a program without such an agent started the ranks, rank 0 hosts it.
+    """
     is_host = torchrun.rank == 0 and not has_agent_store()
     return open_tcp_store(torchrun.address, torchrun.port, is_host, while_waiting, seconds)
 
@@ -40,7 +43,7 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
         store = open_store(torchrun, check)
         session = Session(store, torchrun.rank, torchrun.size, host, check, JOIN_SECONDS)
         if exchange == "gloo" or len(session.machines) > 1:
-            # A connection of its own, because gloo blocks the other one while it waits for a key.
+            # The board has a connection of its own, because gloo blocks the other one while it waits for a key.
             other = session.part_of(open_tcp_store(torchrun.address, torchrun.port, False, check, JOIN_SECONDS))
             collective: Collective = GlooCollective(
                 session.store,
@@ -83,7 +86,7 @@ def watching_torchrun(while_waiting: Callable[[], object]) -> Callable[[], objec
 
 
 class FailureNotice:
-    """Tells the other ranks of torchrun, which wait for this one, if it fails before it has joined them."""
+    """Publishes the error of this rank if it fails while the other ranks of torchrun wait for it to join them."""
 
     def __init__(self) -> None:
         self.is_awaited = False  # whether other ranks wait for this one
@@ -91,7 +94,10 @@ class FailureNotice:
 
     @contextmanager
     def published(self, torchrun: Torchrun) -> Iterator[None]:
-        """Publish an error that leaves the context while this rank is awaited."""
+        """Publish an error that leaves the context while `is_awaited` is True, which is set at the start.
+
+        Raise ConfigError if this process has entered the context before.
+        """
         if self._has_run:
             raise ConfigError(
                 "this process has already trained a run, with which the other ranks of torchrun have ended: start "
@@ -102,7 +108,7 @@ class FailureNotice:
             yield
         except BaseException as error:
             if self.is_awaited and has_agent_store() and not isinstance(error, GeneratorExit):
-                with suppress(RuntimeError, OSError):  # the other ranks then wait for their time limit
+                with suppress(RuntimeError, OSError):  # the other ranks then wait until their time limit
                     store = open_store(torchrun, lambda: None, PUBLISH_SECONDS)
                     publish_failure(store, torchrun.rank, socket.gethostname(), error)
             raise

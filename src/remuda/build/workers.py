@@ -165,8 +165,8 @@ def make_ring_writer(
     ring = make_ring(config, built.seen, state, blueprint["all_groups"], fds)
     ring.counters.while_paused = heartbeat
     states, priorities = None, list[TransitionPriority | SequencePriority]()
-    # `state` is no test for this: an agent may have a state that the replay does not store, as for
-    # Ornstein-Uhlenbeck noise. Only a replay of sequences stores states.
+    # Only a replay of sequences stores states. `state is not None` would be the wrong condition, because the agent of
+    # another replay may have a state, too, such as that of Ornstein-Uhlenbeck noise.
     if replay.sequence:
         states = RecurrentStates(ring, state, blueprint["num_steps"], fds[-1], has_td_error(config))
     if has_td_error(config) and states is not None:

@@ -33,13 +33,13 @@ class Steps(ArrayTuple):
     action: Tree
     reward: Array  # reward for this row's action; 0 on a reset row
     discount: Array  # 0 where the episode terminated with this row, 1 otherwise
-    mask: Array  # False on reset rows and padding, in which no action was taken
+    mask: Array  # False where no action was taken: in reset rows, and in padding that repeats the last observation
     policy: Tree  # output of the acting policy: log_prob, value, ...
     version: Array  # version of the weights that chose the action
 
 
 def resets(mask: Array) -> Array:
-    """Return flags [T, B]: True where recurrent state must be reset before a row, because the previous row is masked.
+    """Return flags [T, B]: True where recurrent state must be reset before a row, as the previous row has mask False.
 
     Row 0 is all False, because the recurrent state before row 0 is stored with the rollout.
     """
@@ -123,7 +123,10 @@ class Batch:
     returns: tuple[float, float, float] | None = None
 
     def flatten(self) -> Self:
-        """Return a batch [T, B] as rows [T * B], without `state` and `next_obs`, which belong to whole sequences."""
+        """Return a batch [T, B] as rows [T * B], without `state` and `next_obs`, which belong to whole sequences.
+
+        Raise ValueError if the batch has `weight` or `key`, which belong to whole sequences, too.
+        """
         if self.weight is not None or self.key is not None:
             raise ValueError("a prioritized draw of sequences has one weight for each: use columns, not flatten")
         steps, targets = map_tree(lambda x: x.reshape(-1, *x.shape[2:]), (self.steps, self.targets))

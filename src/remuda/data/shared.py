@@ -84,7 +84,10 @@ class SharedArrays:
         return self._arrays[name]
 
     def close(self) -> None:
-        """Close this view of the memory. Arrays taken from it stay valid until the last of them is deleted."""
+        """Close this view of the memory.
+
+        Arrays taken from it stay valid, because the memory stays mapped until the last of them is deleted.
+        """
         if self._map is None:
             return
         self._arrays.clear()

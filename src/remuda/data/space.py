@@ -33,7 +33,9 @@ class Space:
 
     kind: Literal["box", "discrete", "multidiscrete", "multibinary", "dict", "tuple"]
     shape: tuple[int, ...] = ()
-    dtype: str = ""  # dtype in rollouts: float32 for boxes of floats, int64 for discrete values, int8 for multibinary
+    # Dtype in rollouts: float32 for boxes of floats, the dtype of the env for other boxes, int64 for discrete and
+    # multidiscrete, int8 for multibinary.
+    dtype: str = ""
     low: Array | None = None  # box only: the lower bound of each element
     high: Array | None = None  # box only: the upper bound of each element
     n: int = 0  # discrete only: the number of values

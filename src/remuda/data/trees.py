@@ -113,7 +113,10 @@ def buffer_like(example: Tree, leading: tuple[int, ...], allocate: Callable[...,
 
 
 def leading_shape(tree: Tree, count: int) -> tuple[int, ...]:
-    """Return the sizes of the first `count` axes of the leaves; raise ValueError if two leaves differ in them."""
+    """Return the sizes of the first `count` axes, which must be the same in all leaves.
+
+    Raise ValueError if they differ, if a leaf has fewer axes, or if the tree has no leaves.
+    """
     shape: tuple[int, ...] | None = None
     for path, leaf in leaves(tree):
         found = tuple(leaf.shape[:count])

@@ -262,7 +262,10 @@ def serve(link: socket.socket, path: list[str]) -> Request | None:
 
 
 def become(request: Request, fds: list[int], path: list[str]) -> None:
-    """Give this process what a new interpreter has: files, environment, path, streams and signals."""
+    """Give this process what a new interpreter has: files, environment, path, streams and signals.
+
+    It obeys SIGINT, even if a shell made the tests ignore it because they run in the background.
+    """
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD) for fd in fds]
     for fd in fds:
         os.close(fd)

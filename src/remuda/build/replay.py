@@ -16,7 +16,7 @@ from remuda.errors import ConfigError
 from remuda.machine import free_memory
 from remuda.replay import FrameRing, Priorities, Ring, RolloutBuffer, Row, SequenceReplay, TransitionReplay
 
-# In the first rows of each env, up to this number, the ring checks that observations are stacks of frames.
+# The ring checks in this number of first rows of each env that observations are stacks of frames.
 CHECKED_ROWS = 100
 SPARE = 0.9  # largest fraction of the free memory that a replay may take
 

@@ -43,7 +43,7 @@ def join_torchrun(torchrun: Torchrun, config: RunConfig, while_waiting: Callable
         store = open_store(torchrun, check)
         session = Session(store, torchrun.rank, torchrun.size, host, check, JOIN_SECONDS)
         if exchange == "gloo" or len(session.machines) > 1:
-            # The board has a connection of its own, because gloo blocks the other one while it waits for a key.
+            # The board has a connection of its own, because gloo blocks that of `session` while it waits for a key.
             other = session.part_of(open_tcp_store(torchrun.address, torchrun.port, False, check, JOIN_SECONDS))
             collective: Collective = GlooCollective(
                 session.store,

@@ -28,7 +28,7 @@ from remuda.runs.directory import RunDirectory
 from remuda.runs.intervals import Interval
 
 CUT_SHORT = "its last round was stopped before all of its updates were made"
-LOG_STATE = "journal"  # name of the blob with the state of the run's log; fixed, so that old checkpoints can be read
+LOG_STATE = "journal"  # name of the blob with the state of the run's log; existing checkpoints contain this name
 # If a round takes longer than this, a stop signal may interrupt the next round, which is probably as slow. Therefore
 # the sampler's state after the slow round is kept in memory.
 SLOW_ROUND_SECONDS = 1.0

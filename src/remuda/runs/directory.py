@@ -108,7 +108,7 @@ class RunDirectory:
         path = run.path
         try:
             run._lock()
-            write_atomic(path / "config.yaml", settings)  # for example, the resumed run may have more steps
+            write_atomic(path / "config.yaml", settings)  # options may have changed, such as the number of steps
             (path / "result.json").unlink(missing_ok=True)  # the file holds the result of the earlier process
             meta = run.read_meta()
             meta.setdefault("resumed", []).append(_start())
@@ -162,7 +162,7 @@ class RunDirectory:
             append_atomic(file, (to_json(found) + "\n").encode())
 
     def cut_evaluations(self, steps: int) -> None:
-        """Delete evaluations of weights from later than `steps`, the env step from which a resumed run continues."""
+        """Delete evaluations of weights that are newer than `steps`, the env step where a resumed run continues."""
         path = self.path / EVALUATIONS
         if path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -196,7 +196,7 @@ class RunDirectory:
         return dict(meta)
 
     def launches(self) -> set[str]:
-        """Return the launches of torchrun that have started or resumed this run (remuda.torchrun)."""
+        """Return the ids of the torchrun processes that have started or resumed this run (`Torchrun.launch`)."""
         meta = self.read_meta()
         return {start["launch"] for start in (meta, *meta.get("resumed", [])) if "launch" in start}
 
@@ -379,7 +379,10 @@ def _start() -> dict[str, object]:
 
 
 def _git() -> dict[str, str | bool] | None:
-    """Return the git commit of the current directory, and whether files differ from it; None outside a repository."""
+    """Return the git commit of the current directory, and whether files differ from it.
+
+    Return None outside a repository, without git, and if git takes too long.
+    """
     if shutil.which("git") is None:
         return None
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

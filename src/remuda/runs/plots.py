@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 IRRELEVANT_GROUPS = ("eval", "checkpoint", "log")  # groups of options that do not change what is learned
-ASYNCHRONOUS_OPTIONS = ("max_lag", "publish_every", "throttle")  # of the group scheme, if samplers run ahead
+ASYNCHRONOUS_OPTIONS = ("max_lag", "publish_every", "throttle")  # options of the group scheme that count under async
 # Options of other groups that do not change what is learned. In version 0.1, sampler.inference was sampler.act.
 IRRELEVANT_OPTIONS = ("sampler.inference", "sampler.act", "sampler.workers", "sampler.slots")
 MAX_NAME_LENGTH = 70  # number of characters that fit into a line of the legend
@@ -66,7 +66,10 @@ def t_quantile(degrees: int) -> float:
 
 
 def mean_and_band(curves: Sequence[Curve]) -> tuple[Array, Array, Array, Array]:
-    """Return a grid of the steps that every curve covers, and on this grid the mean and both edges of the band."""
+    """Return a grid of the steps that every curve covers, and on this grid the mean and both edges of the band.
+
+    Raise ValueError if there is no such step.
+    """
     first = max(steps[0] for steps, _ in curves)
     last = min(steps[-1] for steps, _ in curves)
     if first > last:
@@ -107,7 +110,8 @@ def plot_runs(
     """Plot `metric` of the runs at `paths` to the file `out`, and return `out`.
 
     If `labels` (one for each path) are given, they group the runs, and appear in the names of the groups instead of
-    the options in which runs differ.
+    the options in which runs differ. The default `title` is the env, if it is the same for all runs. A run without
+    the metric is left out with a warning; UsageError is raised if no run has it.
     """
     if not paths:
         raise UsageError("there is nothing to plot: name one or more run directories.")
@@ -188,7 +192,7 @@ def _group(runs: Sequence[RunDirectory], labels: Sequence[str] | None) -> tuple[
     envs = {each.get("env", "") for each in settings}
     groups: dict[tuple[str, ...], list[int]] = {}
     for index, (run, each) in enumerate(zip(runs, settings, strict=True)):
-        # Options of schemes are left out if they have their default, see `_scheme_settings`.
+        # A scheme option that a run lacks has its default or no effect there (see `_scheme_settings`).
         own = [key for key in differing if key in each or not key.startswith("scheme.")]
         differences = [f"{key}={each.get(key)}" for key in own] if labels is None else [labels[index]]
         env = each.get("env", "") if len(envs) > 1 else ""

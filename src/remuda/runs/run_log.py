@@ -92,7 +92,8 @@ class RunLog:
     def open(self, is_resumed: bool = False, resume_from: checkpoint.Checkpoint | None = None) -> Iterator[Self]:
         """Keep the metric writers open inside the context.
 
-        If the run is resumed, first delete the metrics and evaluations that were logged after its checkpoint.
+        If `is_resumed`, first delete the metrics and evaluations that were logged after the checkpoint `resume_from`,
+        or all of them if it is None, because the run then starts again from the beginning.
         """
         self._is_resumed, self._resume_from = is_resumed, resume_from
         self._saved = _state_in(resume_from)

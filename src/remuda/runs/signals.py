@@ -43,7 +43,7 @@ class StopSignals:
         self.deadline = math.inf  # value of time.monotonic() at which the current round is stopped early
         self._previous: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
-        self._is_passed = False  # whether another process has received the signal, but not yet this process itself
+        self._is_passed = False  # whether `receive` passed the signal on, and this process has not got it itself yet
         self._is_from_timer = False  # whether the next signal comes from the timer, not from the user
 
     def __enter__(self) -> Self:

@@ -100,7 +100,10 @@ class Training:
         return self._has_ended()
 
     def step(self) -> Round:
-        """Sample, make the updates that are due, log the round, evaluate and save if due; return the round."""
+        """Sample, make the updates that are due, log the round, evaluate and save if due; return the round.
+
+        Raise Interrupted if a signal ended the run after the previous round, and ConfigError if the run had ended.
+        """
         self._must_be_open()
         before = self._log.last_round
         self._advance()

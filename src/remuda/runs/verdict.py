@@ -26,7 +26,10 @@ ACT = "workers that act (--sampler.inference workers)"
 
 
 def verdict(seconds: Mapping[str, float], remedies: Mapping[str, str]) -> tuple[str, str]:
-    """Return the activity of `NAMES` that took the most time, and a sentence about it for the log."""
+    """Return the activity of `NAMES` that took the most `seconds`, and a sentence for the log with its remedy.
+
+    The activity is "nothing" if no time was measured.
+    """
     spent = {name: seconds.get(name, 0.0) for name in NAMES}
     limit = max(spent, key=lambda name: spent[name])
     if spent[limit] <= 0.0:
@@ -102,7 +105,7 @@ def _for_updates(config: RunConfig, cores: int) -> str:
 
 
 def _for_waiting(config: RunConfig, act: Sequence[str]) -> str:
-    if config.sampler.inference == "workers":  # such runs have one slot, and not --scheme serial
+    if config.sampler.inference == "workers":  # these allow neither --sampler.slots 2 nor --scheme serial
         return "more envs for each worker (--sampler.envs) would lift it"
     ways = [*act, "more envs for each worker (--sampler.envs)"]
     has_halves = config.sampler.envs // config.num_parts % 2 == 0

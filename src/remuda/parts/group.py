@@ -28,8 +28,8 @@ from remuda.parts.outcomes import Outcome, attempt, results_of
 
 Handler = Callable[[Any], Sequence[Any]]  # takes the argument of `call`; returns a value for each part of its process
 CONTINUE, END = "continue", "end"
-# Once the user has asked to stop, the time for all followers together to answer the leader's calls, which save the
-# states of all parts. Replays may be large, but a disk that hangs must not delay the end of the run for ever.
+# Once the user has asked to stop, the leader waits at most this long, in total, for answers to its calls, which save
+# the states of all parts. Replays may be large, but a disk that hangs must not delay the end of the run for ever.
 ANSWER_SECONDS = 60.0
 
 
@@ -71,9 +71,9 @@ class Group(Protocol):
         """
 
     def is_asked_to_stop(self) -> bool:
-        """Return whether any process has called `ask_to_stop`, so that all processes cut the round short."""
+        """Return whether any process has called `ask_to_stop`. A follower then interrupts its round."""
 
-    def ask_to_stop(self) -> None: ...
+    def ask_to_stop(self) -> None: ...  # asks all processes to interrupt the current round
 
 
 class LocalGroup:

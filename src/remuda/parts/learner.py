@@ -29,7 +29,7 @@ from remuda.parts.sampler import PartedRollout
 from remuda.recipe import Applied
 
 # The vector of a part begins with NUM_FLAGS numbers: the part's number of rows and two requests (see PartedUpdates).
-# A flag for each parameter group follows, which tells whether the part has a gradient. The gradients are at the end.
+# One flag for each parameter group follows: whether the part has a gradient of this group. The gradients come last.
 NUM_FLAGS = 3
 
 
@@ -54,7 +54,7 @@ class PartedLearner(Learner):
         # Whether losses are sums over rows; otherwise they are means, and a part is weighted by its number of rows.
         self.adds_losses = isinstance(algorithm, SeparableAlgorithm) and algorithm.gradient_reduction == "sum"
         self._prepared = [PartMetrics() for _ in group.local]  # metrics that `prepare` has computed
-        self._metrics = [PartMetrics() for _ in group.local]  # metrics of all updates since
+        self._metrics = [PartMetrics() for _ in group.local]  # metrics of the updates after `prepare`
         group.serve("set_option", self._set_here)
         group.serve("digest", lambda _: [digest(self.state_dict())] * len(group.local))
 

@@ -1,11 +1,14 @@
 """Metrics of a round of a run that is divided into parts: they are those of the whole run, not those of one part.
 
     metrics = [PartMetrics() for part in group.local]
-    metrics[0].add(values, weight)                          # for every update; `weight`: the part's number of rows
-    merge(group.gather([each.take() for each in metrics]))  # {name: value}
+    metrics[0].add(values, weight)                 # the same for the other parts; `weight`: the part's number of rows
+    parts = group.gather([each.take() for each in metrics])
+    merge(parts, pooled={"explained_variance": ExplainedVariance}, added=["loss"])          # {name: value}
 
-For every update, a metric is merged over the parts: it is the mean weighted by their numbers of rows, or the largest
-value if the name ends in `_max`. The result is the mean over the updates, as in a run that is not divided.
+For every update, each metric is merged over the parts. The merged value is the largest value if the metric's name
+ends in `_max`, the sum if the name is in `added`, and otherwise the mean weighted by the parts' numbers of rows. The
+result is the mean of the merged values of all updates, as in a run that is not divided. Metrics in `pooled` have one
+value per round instead. Their `pool` method computes it from the rows of all parts (`core.PooledMetric`).
 """
 
 from __future__ import annotations
@@ -27,11 +30,15 @@ class PartMetrics:
 
     def __init__(self) -> None:
         self.pooled: dict[str, PooledMetric] = {}
-        self._weights: list[float] = []  # for each call of `add`
-        self._values: dict[str, list[tuple[int, Tensor | float]]] = {}  # indices of such calls, and values, by name
+        self._weights: list[float] = []  # the weight of each call of `add`
+        # For each metric, pairs (index of a call of `add`, value).
+        self._values: dict[str, list[tuple[int, Tensor | float]]] = {}
 
     def add(self, values: Mapping[str, SupportsFloat], weight: float) -> None:
-        """Add the metrics of one update; `weight` is 0 for a part without rows. All parts call this as often."""
+        """Add the metrics of one update; `weight` is the part's number of rows, which may be 0.
+
+        `add` must be called equally often for all parts. A PooledMetric replaces an earlier one of the same name.
+        """
         for name, value in values.items():
             if isinstance(value, PooledMetric):
                 self.pooled[name] = value
@@ -57,9 +64,9 @@ class PartMetrics:
 def merge(
     parts: Sequence[Mapping[str, Any]], pooled: Mapping[str, type[PooledMetric]], added: Collection[str] = ()
 ) -> dict[str, float]:
-    """Return the metrics of the whole run, given those of all parts (`PartMetrics.take`).
+    """Return the metrics of the whole run, given the results of `PartMetrics.take` for all parts.
 
-    `pooled` holds the classes of metrics that are pooled. Metrics named in `added` are added over the parts.
+    `pooled` maps the names of pooled metrics to their classes. Metrics named in `added` are sums over the parts.
     """
     names = dict.fromkeys(name for part in parts for name in part["values"])
     found = {name: _merge_one(name, parts, name in added) for name in names}

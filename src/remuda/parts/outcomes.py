@@ -17,7 +17,7 @@ from typing import Any
 from remuda import errors
 from remuda.errors import RemudaError, WorkerError
 
-MAX_CHARACTERS = 8000  # of a text or traceback that is sent
+MAX_CHARACTERS = 8000  # longer error texts and tracebacks are cut before they are sent
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Outcome:
     error: Exception | None = None
 
     def message(self) -> dict[str, Any]:
-        """Return plain values for the other processes, if the result consists of plain values and arrays."""
+        """Return the outcome as a dict to send to the other processes; `value` must be plain values and arrays."""
         if self.error is None:
             return {"value": self.value}
         trace = "".join(traceback.format_exception(self.error))

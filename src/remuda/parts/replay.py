@@ -33,8 +33,8 @@ class PartedBatch:
 class PartedReplay:
     """A `core.Replay` of several parts.
 
-    All parts count the steps of the whole run, so batches become due at the same time in all parts, even if one part
-    has more reset rows than another.
+    The replay of each part counts the real steps of all parts. Batches therefore become due at the same time in all
+    parts, even if one part has more reset rows than another.
     """
 
     def __init__(self, replays: Sequence[DivisibleReplay], group: Group) -> None:
@@ -141,7 +141,7 @@ def visible_file(replay: PartedReplay) -> Iterator[str | None]:
 
 
 def look_for(file: str | None) -> None:
-    """Raise ConfigError if the file that rank 0 has created cannot be seen here; None stands for no file."""
+    """Raise ConfigError if `file`, which rank 0 has created, is not visible here; do nothing if `file` is None."""
     if file is not None and not Path(file).exists():
         raise ConfigError(
             f"the directory {Path(file).parent} of rank 0 is not visible here, and every rank saves its replay in "

@@ -69,7 +69,9 @@ class PartedSampler:
             return [self._report(*pair) for pair in zip(self._samplers, rollouts, strict=True)]
 
         found = self._all_or_none(work)
-        if 0 in self._group.local:  # other ranks would send what they log to rank 0 again, and so in every round
+        # Every rank receives the warnings of all ranks, but only rank 0 logs them. If another rank logged them, it
+        # would send them to rank 0 again, in every round.
+        if 0 in self._group.local:
             for part, each in enumerate(found):
                 for line in each["lines"]:
                     logger.warning("rank %d: %s", part, line.removeprefix("warning: "))

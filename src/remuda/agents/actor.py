@@ -107,9 +107,10 @@ class ActorAgent(nn.Module):
     def features(
         self, obs: TensorTree, state: ActorState | None = None, reset: Tensor | None = None
     ) -> tuple[Tensor, ActorState | None]:
-        """Return features, and the recurrent state after the last row.
+        """Return features, and the recurrent state after the last row (None if the agent has no recurrent core).
 
-        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B].
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where
+        reset[t, b] is True, the state of sequence b is reset before row t.
         """
         memory = None if state is None else state.memory
         features, memory = unroll_trunk(self.trunk, self.inputs, self.observation, obs, memory, reset)
@@ -120,7 +121,10 @@ class ActorAgent(nn.Module):
         return SquashedGaussian(mean, log_std.clamp(*LOG_STD))
 
     def choose(self, features: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return differentiable actions between -1 and 1 and, if the actor is stochastic, their log-densities."""
+        """Return differentiable actions between -1 and 1, and their log-densities.
+
+        A deterministic actor uses no `noise`, and returns None in place of the log-densities.
+        """
         if not self.stochastic:
             return self.head(features).tanh(), None
         assert noise is not None
@@ -166,8 +170,9 @@ class Critic(nn.Module):
     ) -> tuple[Tensor, State | None]:
         """Return features, and the state after the last row.
 
-        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. If
-        `state` is None, the recurrent core starts from zeros.
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where
+        reset[t, b] is True, the state of sequence b is reset before row t. If `state` is None, a recurrent core
+        starts from zeros.
         """
         if self.trunk.core is not None and state is None:
             assert reset is not None

@@ -158,8 +158,9 @@ class QAgent(nn.Module):
     ) -> tuple[Tensor, State | None]:
         """Return outputs, and the state after the last row.
 
-        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. All rows
-        have the same weight noise, `noise` [noise_width].
+        `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where
+        reset[t, b] is True, the state of sequence b is reset before row t. All rows have the same weight noise,
+        `noise` [noise_width]; if it is None, noisy layers use their mean weights.
         """
         features, state = unroll_trunk(self.trunk, self.inputs, self.observation, obs, state, reset)
         return self.head(features, noise), state

@@ -40,7 +40,8 @@ class Trunk(nn.Module):
         """Return the features of the rows in `inputs` [N, ...], and the state after the last row.
 
         For B sequences of T rows, the axes T and B have been flattened to one axis of size N = T * B. `leading` is
-        (T, B) for sequences and (N,) for single rows.
+        (T, B) for sequences and (N,) for single rows. `state` and `reset` are used only if there is a recurrent core,
+        which needs sequences; without a core, the returned state is None.
         """
         features: Tensor = self.net(inputs)
         if self.core is None:
@@ -69,7 +70,8 @@ def unroll_trunk(
 ) -> tuple[Tensor, State | None]:
     """Return features, and the state after the last row.
 
-    `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B].
+    `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where
+    reset[t, b] is True, the state of sequence b is reset before row t.
     """
     leading = leading_axes(observation, obs)
     seen = inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))

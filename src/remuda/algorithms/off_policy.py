@@ -85,10 +85,10 @@ class OffPolicy(nn.Module):
         return {}
 
     def obs_statistics(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Return statistics of the observations in real rows (mask True), for `absorb` between any two updates.
+        """Return statistics of the observations in real rows (mask True), to pass to `absorb`.
 
-        They need not stay fixed for all updates from one rollout, because a replay stores raw observations, which are
-        normalized each time they are used.
+        `absorb` may be called between any two updates, because a replay stores raw observations, which are normalized
+        each time they are used.
         """
         inputs = self.agent.inputs
         return inputs.statistics(rollout.real_obs()) if inputs.has_statistics else {}
@@ -132,7 +132,10 @@ class OffPolicy(nn.Module):
         return int((batch.steps.mask if batch.state is None else self.real(batch)).sum())
 
     def now(self, batch: Batch, unroll: Unroll, state: Tree = None) -> Tensor:
-        """Return the outputs of `unroll` for the rows that `rows` selects."""
+        """Return the outputs of `unroll` for the rows that `rows` selects.
+
+        `unroll` starts sequences from `state`; for single rows, `state` is not used.
+        """
         if batch.state is None:
             return unroll(batch.steps.obs, None, None)[0]
         return self._sequence(batch, unroll, state)[: len(batch.targets.reward)][self.real(batch)]
@@ -140,7 +143,7 @@ class OffPolicy(nn.Module):
     def after(self, batch: Batch, unroll: Unroll, state: Tree = None) -> Tensor:
         """Return the outputs of `unroll` for the observations n steps after the rows that `rows` selects.
 
-        The n-step returns of the selected rows bootstrap from these outputs.
+        The n-step returns of the selected rows bootstrap from these outputs. `state` is used as in `now`.
         """
         if batch.state is None:
             return unroll(batch.next_obs, None, None)[0]

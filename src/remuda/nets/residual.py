@@ -83,7 +83,7 @@ class ImpalaNet(nn.Module):
 
     A section is a 3x3 convolution, 3x3 max-pooling of stride 2, and two residual blocks. Without Fixup, orthogonal
     convolutions have gain 1. The other networks use gain sqrt(2). In this network, the outputs of shortcuts add up:
-    for 4x84x84 images in 0..1, gain sqrt(2) gave features of size 25, and gain 1 gives features of size 1.7.
+    for 4x84x84 images in 0..1, gain sqrt(2) gave features of magnitude 25, and gain 1 gives magnitude 1.7.
     """
 
     def __init__(

@@ -254,7 +254,7 @@ def log_softmax(logits: Rows) -> Rows:
 
 @register_policy(PolicyAgent)
 def fast_policy_agent(agent: PolicyAgent) -> FastPolicyAgent | None:
-    """Return the fast form of an agent: small MLPs on the CPU, not recurrent, Discrete or Box actions; else None."""
+    """Return the fast form of a small MLP agent on the CPU with Discrete or Box actions; None for other agents."""
     nets = [trunk.net for trunk in (agent.policy_trunk, agent.value_trunk)]
     mlps = [net for net in nets if type(net) is MLP]
     if agent.is_recurrent or not agent.observation.is_leaf or len(mlps) != len(nets):

@@ -59,6 +59,8 @@ def register_policy(agent: type) -> Callable[[MadePolicy], MadePolicy]:
 def find(algorithm: Algorithm, side_by_side: bool = False) -> CheckedGradients | None:
     """Return hand-written gradients of the algorithm's losses, or None if there are none.
 
+    Only functions that were registered with the same value of `side_by_side` are considered.
+
     A subclass gets the gradients of its base class only if it does not override `losses`. The agent's class must be
     exactly the registered class, because a subclass may compute other outputs.
     """

@@ -23,7 +23,7 @@ from remuda.nets import MLP
 
 MAX_ROWS = 2048  # rows in a piece of a batch; 512 rows are inefficient, and activations of 8192 rows exceed the cache
 
-FEW_ROWS = 1024  # up to this many rows, it is faster to compute zero gradients than to leave out their rows
+FEW_ROWS = 1024  # up to this many rows, computing rows with zero gradient is faster than leaving them out
 
 
 class ReluNet:

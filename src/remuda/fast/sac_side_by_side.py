@@ -43,7 +43,7 @@ class SideBySideSAC(FastSAC):
         return tuple(in_pieces(partial(self._actor_piece, alpha=alpha), drawn))
 
     def _actor_piece(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> tuple[Tensor, Tensor]:
-        """Write the actor's gradient for a piece of a batch; return log-densities and values of new actions."""
+        """Write the actor's gradient for a piece of a batch; return `log_prob` and `best` as in `RowResults`."""
         obs, n = drawn.obs, len(drawn.obs)
         outputs = self.actor.forward(obs)
         sample = Sample.of(outputs[-1], drawn.noise[0])
@@ -71,7 +71,7 @@ class SideBySideSAC(FastSAC):
         return by_action
 
     def _of_critics(self, drawn: Transitions, alpha: float, count: int, accumulate: bool) -> tuple[Tensor, Tensor]:
-        """Write the critics' gradient for a piece of a batch; return values of stored actions, and their errors."""
+        """Write the critics' gradient for a piece of a batch; return `q` and `error` as in `RowResults`."""
         after = Sample.of(self.actor.forward(drawn.next_obs)[-1], drawn.noise[1])
         following = torch.cat([drawn.next_obs, after.action], -1)
         next_q = torch.minimum(*(target.forward(following)[-1] for target in self.targets)).squeeze(-1)

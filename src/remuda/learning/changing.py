@@ -14,7 +14,9 @@ def change_option(learner: Learner, name: str, value: str | float | None) -> Non
     """Use another value of an option of the algorithm in all later updates.
 
     `name` is "max_grad_norm", "learning_rate", "GROUP_learning_rate" for the parameter group GROUP, or the name
-    of an attribute of the algorithm that is a schedule. The value of a schedule is its text, or None for no schedule.
+    of an attribute of the algorithm that is a schedule. A `max_grad_norm` of 0 or None turns clipping off. All other
+    values are schedules: a number or a text for `parse_schedule`, or None for no schedule. A group without a schedule
+    uses "learning_rate", which must not be None.
     """
     if name == "max_grad_norm":
         learner.max_grad_norm = float(value or 0.0) or None

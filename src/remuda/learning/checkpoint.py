@@ -166,7 +166,7 @@ def sweep(directory: Path) -> None:
 
 
 def load(path: Path) -> Checkpoint:
-    """Load a checkpoint and verify it against its manifest."""
+    """Load a checkpoint and verify it against its manifest; raise CheckpointError if it cannot be used."""
     try:
         manifest = _manifest(path)
         if manifest["format"] != FORMAT:
@@ -213,7 +213,7 @@ def _read(path: Path, max_bytes: int) -> bytes:
 def load_newest(directory: Path, before: int | None = None, skipped: Sequence[str] = ()) -> Checkpoint:
     """Load the newest intact checkpoint; if `before` is given, the newest intact checkpoint before this step.
 
-    The result's `skipped` holds the messages in the argument `skipped`, and one for each damaged checkpoint found.
+    Raise CheckpointError if there is none. The result's `skipped` is the argument plus a message per damaged one.
     """
     skipped = list(skipped)
     for path in reversed(list_checkpoints(directory, before)):
@@ -308,9 +308,9 @@ def _point(directory: Path, name: str, target: str) -> None:
 def _prune(directory: Path, keep: str, newest: Path) -> set[str]:
     """Delete old checkpoints according to `keep`.
 
-    Return the names of the files in `replay/` that the deleted checkpoints needed. "all" keeps every checkpoint, and
-    a number N keeps every Nth. These are always kept: the newest two checkpoints, because one of them may be damaged;
-    the target of the link `best`; and the newest checkpoint whose `is_between_cuts` is False.
+    Return the names of the files in `replay/` that the deleted checkpoints needed. "all" keeps every checkpoint, a
+    number N every Nth, and "last" only those that are always kept: the newest two, because one of them may be
+    damaged; the target of the link `best`; and the newest checkpoint whose `is_between_cuts` is False.
     """
     names: set[str] = set()
     if keep == "all":

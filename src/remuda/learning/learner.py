@@ -149,7 +149,7 @@ class Learner:
         return gradients
 
     def finish(self, rollout: Rollout) -> dict[str, float]:
-        """Update the observation statistics after the last gradient of a rollout; return metrics, here none."""
+        """Update the observation statistics after a rollout's last gradient; only a PartedLearner returns metrics."""
         if statistics := self.obs_statistics(rollout):
             self.algorithm.absorb(statistics)
             self.statistics_version += 1

@@ -1,8 +1,8 @@
 """Compute the gradients of an actor and of its critics at the same time, on two devices or in two threads of a CPU.
 
 The Spreeze framework also updates actor and critics on two GPUs. In this module, the learner owns all parameters, on
-one device. If the actor's gradients have another device, that device holds a copy of the algorithm. The learner's
-parameters are copied to this device before each gradient, and the actor's gradients and metrics are copied back.
+one device. If the actor's gradients are computed on another device, that device holds a copy of the algorithm. The
+learner's parameters are copied to it before each gradient, and the actor's gradients and metrics are copied back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class SideBySide:
         device: torch.device,
         actor_device: torch.device,
     ) -> None:
-        """`parameters` are the learner's, by group. They, and the gradients of the critics, are on `device`."""
+        """`parameters` are the learner's parameters by group, on `device`.
+
+        Gradients of the critics are computed on `device`, and those of the actor on `actor_device`.
+        """
         self.algorithm, self.parameters = algorithm, parameters
         self.device, self.actor_device = device, actor_device
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="remuda-actor")

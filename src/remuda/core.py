@@ -111,7 +111,10 @@ class Envs(Protocol):
         """Return how often envs were rebuilt so far. An env is rebuilt if it raises or if its worker is lost."""
 
     def waited(self) -> float:
-        """Return the seconds that `recv` has waited so far, minus the time that the fastest worker spent stepping."""
+        """Return the seconds that `recv` has waited so far, not counting the step times of the slot's fastest worker.
+
+        Return 0 if the envs have no workers, or if this time is not known.
+        """
 
     def get_state(self) -> EnvsState:
         """Return the complete state of all envs; every slot must have been received.
@@ -163,15 +166,16 @@ class Clock:
 
 @runtime_checkable
 class PooledMetric(Protocol):
-    """A metric of rows that is not a mean over them, such as a ratio of variances.
+    """A metric of a set of rows that is not a mean over the rows, such as a ratio of variances.
 
-    Metrics of several sets of rows are pooled to that of all these rows; `numbers` must therefore describe the rows.
+    `pool` computes the metric of the union of several sets. `numbers` returns what it needs to know of one set, such
+    as the number, mean and variance of its rows.
     """
 
     def numbers(self) -> Sequence[float]: ...
 
     @classmethod
-    def pool(cls, numbers: Sequence[Sequence[float]]) -> Self: ...  # `numbers`: those of every set of rows
+    def pool(cls, numbers: Sequence[Sequence[float]]) -> Self: ...  # `numbers` of each set
 
     def __float__(self) -> float: ...
 
@@ -270,7 +274,8 @@ class HasTargetNetworks(Protocol):
 class SeparableAlgorithm(Algorithm, Protocol):
     """An algorithm that lets a learner split a batch by columns and combine the gradients of the parts."""
 
-    # How to combine the gradients of the parts ("mean" is weighted by real rows). None: batches must not be split.
+    # How to combine the gradients of the parts: as a sum, or as a mean weighted by the parts' numbers of real rows.
+    # None: batches must not be split.
     @property
     def gradient_reduction(self) -> Literal["sum", "mean"] | None: ...
 
@@ -313,7 +318,7 @@ class Replay(Protocol):
 
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # yields the batches that are due now, possibly none
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # takes the absolute errors of batch `key`
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute errors of batch `key`, or None
     def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
     def paused(self) -> AbstractContextManager[None]: ...  # in this context, samplers begin no rollout
     # Write the rows that no file in `directory` holds yet. Return the state for a checkpoint: the names of all files
@@ -324,19 +329,20 @@ class Replay(Protocol):
 
 
 class DivisibleReplay(Replay, Protocol):
-    """A replay that can store one part of a run (remuda.parts). All parts count the steps of the whole run."""
+    """A replay that can store one part of a run (remuda.parts). Each part's replay counts the steps of all parts."""
 
     needs_saving: bool  # whether `save` returns a state
 
     def set_part(self, part: int, parts: int) -> None: ...  # called before the first draw
 
     # `append` stores a batch, and returns its number of real steps and whether a batch can be drawn. `count_steps`
-    # takes both values, combined over all parts. In a run with one part, `add` calls `append`, then `count_steps`.
+    # takes the number of real steps of all parts together, and whether a batch can be drawn in every part. In a run
+    # with one part, `add` calls `append`, then `count_steps`.
     def append(self, batch: Batch) -> tuple[int, bool]: ...
     def count_steps(self, steps: int, can_draw: bool) -> None: ...
 
     @property
-    def num_due(self) -> int: ...  # largest number of batches that `batches` yields now; the same in all parts
+    def num_due(self) -> int: ...  # upper limit of the batches that `batches` yields now; the same in all parts
 
 
 class SharedReplay(Replay, Protocol):
@@ -351,7 +357,7 @@ class SharedReplay(Replay, Protocol):
     # real steps that the run still needs, including those that this call returns; writers wait once they have written
     # that many. None sets no limit.
     def sync(self, left: int | None = None) -> int: ...
-    def commit(self) -> None: ...  # makes the steps that `sync` has counted since the last call part of the run
+    def commit(self) -> None: ...  # ends a round: later checkpoints include the steps that `sync` counted in it
     def new_observations(self) -> Iterator[Rollout]: ...  # observations of rows added since the last call
     def on_writer_lost(self, group: int) -> int: ...  # returns the row number where the group's next writer starts
     def metrics(self) -> dict[str, float]: ...

@@ -51,7 +51,10 @@ def to_cpu(tree: Tree) -> Tree:
 
 
 def means_on_cpu(values: Mapping[str, list[Tensor | float]]) -> dict[str, list[Tensor | float]]:
-    """Replace each list with scalar tensors by a list of its mean, on the CPU; wait for their device only once."""
+    """Replace each list that contains scalar tensors by a list with only its mean, as a tensor on the CPU.
+
+    Wait for the tensors' device only once. Lists of floats are returned as they are.
+    """
     tensors = {name: [x for x in each if isinstance(x, Tensor)] for name, each in values.items()}
     means = to_cpu({name: torch.stack(each).float().mean() for name, each in tensors.items() if each})
     found = dict(values)

@@ -1,4 +1,4 @@
-"""The wording of errors and log lines about env workers, sampler workers and evaluators."""
+"""How errors and log lines refer to env workers, sampler workers and evaluators, and which errors users see."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ class Stopwatch:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the time inside the context to `total[name]`, also if the context raises an error.
+        """Add the duration of the context to `total[name]`, even if the context raises an error.
 
-        The next round starts when the context ends.
+        `interval` does not change. Use the context only between two rounds; when it ends, the next round starts.
         """
         start = time.perf_counter()
         try:

@@ -5,9 +5,10 @@
         def _attach_message(self): ...          # describes the memory that workers write to
         def _on_answer(self, index, answer): ...
         def _on_lost(self, index): ...
+        ...                                     # and the other abstract methods
 
-Each worker has its own link for requests and answers. No worker shares a queue or a lock with the learner, because a
-worker that dies might leave the lock held.
+Each worker has its own link for requests and answers. No worker shares a lock with the learner (nor a queue, which
+contains a lock), because the lock would stay locked if the worker died while holding it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class AsyncWorkers(ABC):
         self._is_ready = [True] * len(blueprints)  # False while the replacement of a lost worker builds envs
         self._made_progress = [False] * len(blueprints)  # whether each worker has answered since it was last replaced
         self._to_relaunch: list[Worker] = []
-        # The learner's version, and for each recent answer, by how many updates the weights that acted were older.
+        # The learner's version, and the lags that `take_lag` summarizes. An answer's lag is the number of updates by
+        # which the weights that acted were older than the learner's.
         self._version, self._lags = 0, [0]
         self._seconds: dict[str, float] = {}  # the last result of `take_seconds`
         self._is_closing = False
@@ -106,7 +108,10 @@ class AsyncWorkers(ABC):
     # --- called by the learner's thread -------------------------------------------------------------------------
 
     def start(self, seed: int, warm_up: int = 0, version: int = 0) -> int:
-        """Reset every env and start the supervising thread; return the number of random warm-up steps."""
+        """Reset every env, and start the supervising thread, for a learner at `version`.
+
+        Returns the number of random warm-up steps over all envs, of which each env takes at most `warm_up`.
+        """
         self._seed, self._version = seed, version
         requests = [{"do": "reset", "seed": seed, "warm_up": warm_up}] * len(self._is_ready)
         answers = self._worker_pool.ask(requests, "ready", self._build_timeout, self._replace_at_start)
@@ -123,7 +128,10 @@ class AsyncWorkers(ABC):
         self._attach(worker)
 
     def take_lag(self) -> tuple[float, int]:
-        """Return the mean and largest lag of acting weights behind the learner since the last call, in updates."""
+        """Return the mean and largest lag of acting weights behind the learner, in updates.
+
+        They are computed from all answers since the last call, and from the last answer before it.
+        """
         with self._changed:
             lags, self._lags = self._lags, self._lags[-1:]
         return sum(lags) / len(lags), max(lags)
@@ -174,7 +182,8 @@ class AsyncWorkers(ABC):
     def _check(self, worker: Worker) -> None:
         """Handle the messages of one worker.
 
-        Retire a lost worker, start a replacement that has built its envs, and kill a worker after its time-out.
+        Retire a lost worker, let a replacement sample once it has built its envs, and kill a worker that is silent
+        for longer than its time-out.
         """
         index = worker.index
         while (answer := worker.take(self.answer_key)) is not None:
@@ -213,7 +222,8 @@ class AsyncWorkers(ABC):
     def _attach(self, worker: Worker, seed: int | None = None) -> None:
         """Give a worker access to the shared memory and to the weights.
 
-        The replacement of a lost worker is also sent a seed, with which it resets its envs at once.
+        With `seed`, the worker resets its envs at once, with a seed derived from this one. Without it, the worker
+        resets them when `start` asks it to.
         """
         (memory, fds), (weights, weights_fds) = self._attach_message(), self._weights.invitation()
         restarts = self._worker_stats.lost[worker.index]

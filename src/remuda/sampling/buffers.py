@@ -2,11 +2,13 @@
 
 buffers = allocate(agent, envs.observation, T, B)          # torch tensors [T, B, ...] and [B, ...]
 memory, shared = share(buffers)                            # the same structure, in a SharedArrays
-theirs = attach(buffers, memory)                           # in another process, with buffers of the same shape
+theirs = attach(buffers, memory)                           # in another process, with its own `buffers` and `memory`
 theirs.columns(4, 8)                                       # views of the columns of envs 4 to 7
 
 memory, slots = share_slots(buffers, 6)                    # six buffers of this shape, for one rollout each
 theirs = attach_slots(buffers, memory)                     # in another process
+
+The other process makes its `buffers` with `allocate`, and its `memory` with `SharedArrays.attach`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from torch import Tensor
 from remuda.core import Agent, Space
 from remuda.data import SharedArrays, Steps, leaves, map_tree
 
-Tree: TypeAlias = Any  # a tensor, or a named array tuple of tensors
+Tree: TypeAlias = Any  # a tensor, a named array tuple of tensors, or None
 
 
 class Buffers(NamedTuple):
@@ -28,10 +30,10 @@ class Buffers(NamedTuple):
 
     steps: Steps  # [T, B]: T rows of B envs
     next_obs: Tree  # [B], the observation after the last row
-    last_value: Tensor | None  # [B]; None for agents without a value function
+    last_value: Tensor | None  # [B], the agent's value of `next_obs`; None for agents without a `value` method
     state: Tree  # [B], the state before row 0; None for agents without memory
     begins: Tensor  # [B], True where row 0 starts a new episode
-    next_state: Tree  # [B], the state before row 0 of the next rollout
+    next_state: Tree  # [B], the state before row 0 of the next rollout; None for agents without memory
 
     def columns(self, first: int, last: int) -> Buffers:
         """Return views of the columns `first` to `last - 1`, one column for each env."""

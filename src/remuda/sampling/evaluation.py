@@ -50,8 +50,9 @@ def evaluate(
 ) -> Evaluation:
     """Play `episodes` episodes and return their statistics.
 
-    Env i of B plays episodes i, i + B, i + 2B, ... with the seeds that it received when it was made. `seed` is the
-    seed of the agent's noise. With `explore`, the agent acts with `agent.exploration` instead of greedily.
+    Env i of B plays episodes i, i + B, i + 2B, ... with the seeds that it received when it was made; the envs ignore
+    the seed of `reset`. `seed` determines the agent's noise. With `explore`, the agent acts with `agent.exploration`
+    instead of greedily.
     """
     played: list[list[Mapping[str, float]]] = [[] for _ in range(envs.num_envs)]
     to_env = ToEnv(envs.action)

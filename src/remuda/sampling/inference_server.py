@@ -4,7 +4,7 @@
     server.reset(seed)
     server.give(3)                                    # allows one group to fill the buffers of slot 3
     while working:
-        for filled in server.receive(seconds=0.02):   # reads answers of envs; returns complete rollouts
+        for filled in server.receive(seconds=0.02):   # reads answers of envs; reports slots with complete rollouts
             ...
         server.act()                                  # sends the next actions, computed in one batch
 
@@ -87,7 +87,7 @@ class InferenceServer:
         return not self._free and all(group.is_waiting and group.slot is None for group in self._groups)
 
     def receive(self, seconds: float) -> list[Filled]:
-        """Read the answers of groups of envs and return the rollouts that are complete now.
+        """Read the answers of groups of envs; return a report for every slot whose rollout is now complete.
 
         If no group can act, wait up to `seconds` for the first answer.
         """

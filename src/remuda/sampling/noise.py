@@ -1,4 +1,4 @@
-"""The random numbers with which agents act. They depend on seed, env and rows, and are equal in all processes."""
+"""Random numbers with which agents act: functions of seed, env and row numbers, and thus equal in all processes."""
 
 from __future__ import annotations
 

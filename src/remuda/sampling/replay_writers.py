@@ -48,9 +48,9 @@ class ReplayWriterPool(AsyncWorkers):
         """Start workers that write to the replay whose memory has the file descriptors `fds`.
 
         `on_lost(group)` prepares the replay for a new writer of the group, and returns the group's number of rows.
-        `written` is the replay's own array, which counts the rows that were ever written to each group. The noise and
-        the exploration schedules of all groups continue from the largest of these counts. `limits` are keyword
-        arguments of AsyncWorkers.
+        `written` is the replay's own array, which counts the rows that were ever written to each group; None stands
+        for counts of 0, with which `drain` does not wait. The noise and the exploration schedules of all groups
+        continue from the largest of these counts. `limits` are keyword arguments of AsyncWorkers.
         """
         self._fds, self._on_writer_lost = list(fds), on_lost
         self._width = width = blueprints[0]["groups"]

@@ -69,7 +69,8 @@ class RolloutQueue(AsyncWorkers):
         """Start workers. One call of `take` combines `per_round` of their rollouts.
 
         `updates_per_round` is the number of updates in a round if no update is skipped. `max_lag` is the largest lag
-        of a rollout behind the learner, in updates. `limits` are keyword arguments of AsyncWorkers.
+        of a rollout behind the learner, in updates; None sets no limit. The rows of every worker are numbered from
+        `first_row` on. `limits` are keyword arguments of AsyncWorkers.
         """
         self._per_round, self._max_lag, self._num_steps = per_round, max_lag, num_steps
         self._held: list[list[int]] = [[] for _ in blueprints]  # for each worker, the slots to fill, in this order
@@ -101,7 +102,8 @@ class RolloutQueue(AsyncWorkers):
     def take(self, version: int, should_stop: Callable[[], bool]) -> Rollout:
         """Wait for a rollout that is not too old for the learner at `version`, and return it.
 
-        The arrays of the rollout are valid until the next call.
+        The arrays of the rollout are valid until the next call. Raises Interrupted if `should_stop` returns True, and
+        the error that ended sampling, if there is one.
         """
         with self._changed:
             while (taken := self._usable(version)) is None:
@@ -229,16 +231,16 @@ class RolloutQueue(AsyncWorkers):
 def slots_for(per_round: int, num_groups: int, max_lag: int | None) -> int:
     """Return the number of slots: `per_round` each for the current and the next round, and one per group of envs.
 
-    With `max_lag`, there are slots for at most `max_lag + 1` rounds. While a worker fills one slot, the other slots
-    suffice for `max_lag` rounds of learning. If each round is one update, a rollout can therefore lag by more than
-    `max_lag` only if one of the other slots is filled and learned from twice in the meantime.
+    With `max_lag`, the number is limited to the slots of `max_lag + 1` rounds. While a worker fills one of them, the
+    learner can make at most `max_lag` rounds from the others, unless some of these are filled a second time. If each
+    round is one update, the worker's rollout then lags by at most `max_lag`.
     """
     wanted = 2 * per_round + num_groups
     return wanted if max_lag is None else min(wanted, (max_lag + 1) * per_round)
 
 
 def copy_columns(source: Buffers, target: Buffers, place: int) -> None:
-    """Copy the buffers of one slot to position `place` of `target`, which holds several slots side by side."""
+    """Copy a slot's buffers, except `next_state`, to position `place` of `target`, which holds several slots."""
     width = source.steps.mask.shape[1]
     own = target.columns(place * width, (place + 1) * width)
     own.steps[...] = source.steps

@@ -104,7 +104,7 @@ class WorkerSampler:
         self._next = map_tree(torch.clone, (self._buffers.next_obs, self._buffers.next_state))
 
     def _ask(self, request: Message, key: str, seconds: float) -> list[Message]:
-        """Send a request to all workers, again to each replacement of a lost worker, and return their answers."""
+        """Send a request to all workers, and return their answers; replacements of lost workers receive it, too."""
         continues = request["do"] in ("collect", "save")  # whether replacements continue where the last rollout ended
         requests = [request] * len(self._worker_pool.workers)
         answers = self._worker_pool.ask(requests, key, seconds, lambda worker: self._replace(worker, continues))

@@ -56,8 +56,8 @@ class SamplingService(ABC):
         """Return how many seconds the message loop may wait for messages before it calls `work`."""
         return IDLE_SECONDS
 
-    def work(self) -> None:  # noqa: B027  (most services only answer requests)
-        """Sample for a short time, if this service samples without being asked."""
+    def work(self) -> None:  # noqa: B027  (some services only answer requests)
+        """Sample for a short time. Services that sample only in `handle` do nothing here."""
 
 
 class ColumnService(SamplingService):
@@ -206,7 +206,7 @@ class GroupReplayService(ReplayService):
 
 
 def serve_groups(server: InferenceServer, parent: ParentLink) -> Iterator[Filled]:
-    """Read the answers of groups of envs, yield complete rollouts, and then let the server act."""
+    """Read the answers of groups of envs, yield reports of complete rollouts, and then let the server act."""
     if server.is_idle:
         return
     parent.beat()

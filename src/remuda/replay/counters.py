@@ -152,7 +152,7 @@ class RowCounters(GroupCounters):
         return found
 
     def locate(self, index: Index) -> tuple[Index, Index]:
-        """Return row numbers and envs at positions `index` in the list of all stored rows, by group, row and env."""
+        """Return row numbers and envs at positions `index` among all stored rows, ordered by group, row and env."""
         if self.groups == 1:
             row, env = np.divmod(index, self.width)
             return row + self.oldest(0), env
@@ -170,7 +170,7 @@ class RowCounters(GroupCounters):
     # --- for writers ---
 
     def may_write(self) -> bool:
-        """Return whether writers may append rows, because the total of real steps is below the reader's `limit`."""
+        """Return whether the total of real steps is below the reader's `limit`, so that writers may append rows."""
         return self.total_real < int(self.limit[0])
 
     def begin(self, group: int, rows: int) -> int:
@@ -392,7 +392,7 @@ class ReplayCounters:
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. First restore the rows that were saved with the state, and call `start_here`."""
+        """Restore a state; before this, the caller restores the rows saved with the state and calls `start_here`."""
         self.draws, self.steps, self.credit = state["draws"], state["steps"], state["credit"]
         self.wasted_draws, self.torn_rows = state["again"], state["redrawn"]
         self._counted -= state["unseen"]

@@ -40,7 +40,10 @@ class DrawNumbers:
     DRAWS = 64
 
     def __init__(self, seed: int, count: int, is_stratified: bool, part: int = 0) -> None:
-        """Provide `count` numbers per draw: all are in [0, 1), or if `is_stratified`, number i is in [i, i + 1)."""
+        """Provide `count` numbers per draw: all are in [0, 1), or if `is_stratified`, number i is in [i, i + 1).
+
+        Each `part` of a run (remuda.parts) gets different numbers.
+        """
         self._part = part
         self._seed, self._count, self._block, self._numbers = seed, count, -1, np.zeros((0, count))
         self._offset = np.arange(count) if is_stratified else np.zeros(count)
@@ -121,7 +124,11 @@ class Priorities:
             self.tree.put(self.index.place(key), 0.0)
 
     def draw(self, numbers: DrawNumbers, draw: int) -> tuple[Index, Index, Floats]:
-        """Draw rows by priority, one per stratum; return places and keys (see `RingIndex`), and priorities."""
+        """Draw N rows by priority; return places and keys (see `RingIndex`), and priorities.
+
+        `numbers` must be stratified: each of N equal shares of the total priority yields one row. Raises
+        NothingToDraw if no row has a priority above 0.
+        """
         for attempt in itertools.count():
             if not self.tree.total > 0:
                 raise NothingToDraw("there is nothing to draw: no row has a priority above 0.")

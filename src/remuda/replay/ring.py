@@ -13,6 +13,7 @@ This observation takes the place of one row, so the ring holds `capacity - 1` ro
 
 The rows of each group of envs may be appended by a process of its own, independently of the other groups:
 
+    ring = Ring(example, capacity=100_000, envs=8, groups=2)
     attached = Ring(example, capacity=100_000, envs=8, groups=2, fds=ring.fds)    # uses the memory of `ring`
     attached.append(rows, next_obs, group=1)
 
@@ -212,7 +213,10 @@ class Ring:
         return map_tree(lambda x: x.take(place, 0), self.flat_rows.obs)
 
     def observed(self, group: int, rows: range) -> Iterator[tuple[Tree, NDArray[np.bool_]]]:
-        """Yield views of the observations and masks [T, B] of a group's rows, in two parts where the ring wraps."""
+        """Yield views of the observations and masks [T, B] of the rows of a group with the numbers `rows`.
+
+        Rows that continue at the start of the ring's memory are yielded in two parts, other rows in one.
+        """
         for places, _ in unbroken(rows.start, rows.stop, self.capacity):
             yield self.rows.obs[places, self.columns(group)], self.rows.mask[places, self.columns(group)]
 
@@ -371,7 +375,7 @@ class RingIndex:
 
 
 def take(rows: Tree, place: Index) -> Tree:
-    """Return copies of rows as tensors; places after the last row wrap around to the first."""
+    """Return copies of rows as tensors; places beyond the end of the ring's memory continue at its start."""
     if type(rows) is np.ndarray:
         return torch.from_numpy(rows.take(place, 0, None, "wrap"))
     return map_tree(lambda x: torch.from_numpy(x.take(place, 0, None, "wrap")), rows)

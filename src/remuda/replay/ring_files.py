@@ -135,7 +135,10 @@ class RingFiles:
         }
 
     def read(self, ring: Ring, state: Mapping[str, Any]) -> None:
-        """Read all rows into a ring of the same layout; on failure, clear the ring and raise CheckpointError."""
+        """Read all rows into a ring of the same layout. On any error, clear the ring.
+
+        Raises CheckpointError if the layouts differ, and DamagedReplay if files are missing or damaged.
+        """
         try:
             _check_layout(state["layout"], ring.layout(), self.directory)
             segments = [Segment.from_state(each) for each in state["files"]]
@@ -309,7 +312,7 @@ def _transfer(call: Callable[[int, list[memoryview], int], int], fd: int, buffer
         except OSError as error:
             if error.errno != errno.EINVAL or not is_direct:
                 raise
-            # Direct I/O is not possible, because the disk has larger blocks, or a partial transfer ended in a block.
+            # Direct I/O is impossible: the disk has larger blocks, or a partial transfer ended in the middle of one.
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~O_DIRECT)
             is_direct = False
             continue

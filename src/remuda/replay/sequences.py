@@ -6,7 +6,8 @@
     for batch in replay.batches():                 # batches that are due: `ratio` learned rows for every real step
         features, _ = agent.unroll(batch.steps.obs, batch.state, resets(batch.steps.mask))
         learned = batch.steps[burn_in : burn_in + length]                         # [length, S]
-        bootstrap = values.gather(0, batch.targets.row)                           # values [R, S] of all rows
+        values = ...                                                              # [R, S], computed from `features`
+        bootstrap = values.gather(0, batch.targets.row)                           # [length, S]
         replay.feedback(batch.key, td_error)                                      # [S], one error for each sequence
 
 Each of the S sequences of a batch has R = burn_in + length + n_step rows:

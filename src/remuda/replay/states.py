@@ -27,11 +27,11 @@ class PrioritiesState(TypedDict):
 
 
 class RecurrentStatesState(TypedDict):
-    """The state of `RecurrentStates`: arrays of recurrent states by path, row numbers, and counts."""
+    """The state of `RecurrentStates`."""
 
-    states: dict[str, NumpyArray]
-    row: Index
-    stored: Index
+    states: dict[str, NumpyArray]  # the arrays of recurrent states, by path
+    row: Index  # number of the row that follows each state, [room, groups]
+    stored: Index  # number of states that were ever stored for each group
     interval: int
 
 

@@ -16,7 +16,10 @@ from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Seconds by activity, over the whole run (`total`) and since the last metrics line (`interval`)."""
+    """Seconds by activity: `total` of the whole run, and `interval` since the last metrics line.
+
+    The caller clears `interval` after each metrics line. `timed` adds to `total` only.
+    """
 
     def __init__(self) -> None:
         self.interval: dict[str, float] = defaultdict(float)

@@ -8,7 +8,7 @@
         writer.close()
 
 A resumed run continues from the step of its last checkpoint. In `MetricsFile` and `TensorBoard`, `resume(step)` drops
-the metrics of later steps.
+the metrics of later steps. `WandB` has no such method and keeps them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ class Writer(Protocol):
 
 
 def read_metrics(directory: Path) -> list[Row]:
-    """Return the rows of metrics.jsonl, oldest first. Skip an incomplete last line, left by a killed process."""
+    """Return the rows of metrics.jsonl, oldest first, or no rows if there is no such file.
+
+    An incomplete last line, left by a killed process, is skipped. Any other damaged line raises CheckpointError.
+    """
     path = directory / "metrics.jsonl"
     try:
         lines = path.read_bytes().split(b"\n")
@@ -217,7 +220,8 @@ class WandB:
             config=plain(config),
             resume="allow",
         )
-        # wandb's own step counter must not decrease, but a resumed run goes back to earlier steps.
+        # The x-axis is a logged metric. It cannot be wandb's own step counter, which must not decrease, because a
+        # resumed run goes back to earlier steps.
         self._run.define_metric("*", step_metric=STEP)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

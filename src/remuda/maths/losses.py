@@ -25,8 +25,8 @@ def clipped_surrogate(log_ratio: Tensor, advantage: Tensor, clip: float) -> Tens
 def value_loss(value: Tensor, target: Tensor, old_value: Tensor | None = None, clip: float | None = None) -> Tensor:
     """Return the mean squared error of `value`.
 
-    If `clip` is given, the error of each row is the larger of two errors: that of `value`, and that of `value` after
-    clipping to +-`clip` around `old_value`. Clipping therefore never reduces the loss.
+    If `clip` and `old_value` are given, the error of each row is the larger of two errors: that of `value`, and that
+    of `value` after clipping to +-`clip` around `old_value`. Clipping therefore never reduces the loss.
     """
     error = (value - target).square()
     if clip is None or old_value is None:

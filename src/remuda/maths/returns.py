@@ -75,13 +75,17 @@ def n_step_returns(r_t: Tensor, discount_t: Tensor, mask_t: Tensor, v: Tensor, g
 
 
 class ExplainedVariance:
-    """1 - Var[target - prediction] / Var[target]: a number, and a `core.PooledMetric`.
+    """The metric 1 - Var[target - prediction] / Var[target], which can be pooled over several sets of rows.
 
-    The number is 1 for a perfect prediction, 0 for a constant prediction, and NaN if all targets are equal.
+    Its value, given by float(), is 1 for a perfect prediction, 0 for a constant prediction, and NaN if all targets
+    are equal. `core.PooledMetric` describes pooling.
     """
 
     def __init__(self, moments: Tensor) -> None:
-        """`moments` [3, 2]: number of rows, mean, and sum of squared deviations, each of target and error."""
+        """`moments` [3, 2] holds number of rows, mean and sum of squared deviations, of target and error.
+
+        The error is target - prediction.
+        """
         self._moments = moments
 
     @classmethod

@@ -60,15 +60,15 @@ def register_algorithm(
     """Register an algorithm under `name`, and return its entry.
 
     `algorithm` is the class of the algorithm, or the import path of the class. `options` is a dataclass derived from
-    a class of `remuda.config.algo_options`. `presets` is a mapping {pattern of env ids: {group of options: {option:
-    value}}} (config/presets.py), or its import path. `builder` is the import path of the
+    `AlgoOptions` or from one of its subclasses in remuda.config. `presets` is a mapping {pattern of env ids: {group
+    of options: {option: value}}} (config/presets.py), or its import path. `builder` is the import path of the
     `remuda.build.algorithm.Builder` that makes agent and algorithm. `description` is the line that `remuda algos`
     shows.
 
-    Arguments that are left out are taken from the class attributes `Options`, `presets` and `builder` and from the
-    docstring of the class. Without these attributes, options and presets are those of the registered algorithm from
-    which the class is derived (presets only if `options` are derived from the options of that algorithm), and the
-    builder is `options.builder`.
+    Arguments that are left out are taken from the class: from its attributes `Options`, `presets` and `builder`, and
+    the description from the first line of its docstring. Without these attributes, options and presets are those of
+    the registered algorithm from which the class is derived (presets only if `options` are derived from the options
+    of that algorithm), and the builder is `options.builder`.
 
     If `algorithm` is an import path and `options` are given, the class is not imported yet. Presets and description
     are then empty unless they are given.
@@ -152,9 +152,10 @@ def register_scheme(
     """Register a scheme under `name`, and return its entry.
 
     `make` is a callable that takes the run's configuration and returns a `recipe.Scheme`, or the callable's import
-    path. `has_workers` tells whether envs are stepped in worker processes. `is_asynchronous` tells whether samplers
-    run ahead of the learner, which then learns from rollouts or replay rows that were sampled with older weights.
-    `has_ranks` tells whether the run is divided among `scheme.ranks` processes, each of which samples and learns.
+    path. `description` is shown by `remuda schemes`. `has_workers` tells whether envs are stepped in worker processes
+    by default. `is_asynchronous` tells whether samplers run ahead of the learner, which then learns from rollouts or
+    replay rows that were sampled with older weights. `has_ranks` tells whether the run is divided among
+    `scheme.ranks` processes, each of which samples and learns.
     """
     return _schemes.add(SchemeEntry(name, make, description, has_workers, is_asynchronous, has_ranks))
 

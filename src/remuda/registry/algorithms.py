@@ -83,9 +83,9 @@ def entry_for_class(
     """Return a new entry for the algorithm class `kind`.
 
     Arguments that are not given are taken from the class attributes `Options`, `presets` and `builder`, which
-    subclasses inherit, and from the docstring of the class. Without such attributes, options and presets come from
-    the entry in `known` of the nearest base class (presets only if the options are derived from the options of that
-    entry), and the builder is `options.builder`.
+    subclasses inherit; the description is the first line of the class's docstring. Without such attributes, options
+    and presets come from the entry in `known` of the nearest base class (presets only if the options are derived from
+    the options of that entry), and the builder is `options.builder`.
     """
     if not isinstance(kind, type) or not _attribute(kind, "losses"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Remuda's own algorithms, schemes and env backends. Other packages use the same functions to register theirs."""
+"""Remuda's own algorithms, schemes and env backends, registered by the functions that other packages use, too."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def warnings_go_to(log: Callable[[str, str], None]) -> Iterator[None]:
     """Call `log(text, traceback)` for the warnings that the package logs inside the context.
 
     `traceback` is "" if the warning has no traceback, or if a traceback for the same line of the user's code was
-    passed before. A warning whose notice has `is_once` (processes/notices.py) is not passed again.
+    passed before. Warnings that are marked as `is_once` are passed only once.
     """
     handler, logger = _NoticeHandler(log), logging.getLogger("remuda")
     logger.addHandler(handler)

@@ -220,8 +220,8 @@ class WandB:
             config=plain(config),
             resume="allow",
         )
-        # The x-axis is a logged metric. It cannot be wandb's own step counter, which must not decrease, because a
-        # resumed run goes back to earlier steps.
+        # A resumed run goes back to earlier steps, but wandb's own step counter must not decrease. The step is
+        # therefore logged as a metric, which serves as the x-axis.
         self._run.define_metric("*", step_metric=STEP)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

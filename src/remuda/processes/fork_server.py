@@ -89,7 +89,10 @@ class ForkServer:
         raise TimeoutError(f"fork server (pid {self.pid}) silent for {self._seconds:g} s")
 
     def _read(self) -> list[int]:
-        """Read the server's messages; record the wait statuses of dead workers and return the pids of new ones."""
+        """Read the server's messages; record the wait statuses of dead workers and return the pids of new ones.
+
+        Raises ForkFailed if the server reports a failed fork, and EOFError if the server is gone.
+        """
         messages, _ = self._link.receive()
         forked, failed = [], None
         for message in messages:

@@ -1,8 +1,8 @@
 """Warnings for the user that may come from another process: a short text for the screen, a traceback for log.txt.
 
+notices = collect_warnings()              # in a worker, which sends the notices to its parent
 reporter = Reporter(logging.getLogger("remuda"))
 reporter.report(notices)                  # in the process that owns the run's log
-notices = collect_warnings()              # in a worker, which sends the notices to its parent
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Notice(NamedTuple):
 
 
 class Reporter:
-    """Logs the 1st, 2nd, 4th, 8th, ... notice, and the first notice with each value of `place`."""
+    """Logs the first notice with each `place`, and of the notices without `is_once` the 1st, 2nd, 4th, 8th, ..."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger, self._count, self._places = logger, 0, set[str]()

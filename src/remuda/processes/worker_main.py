@@ -1,8 +1,8 @@
-"""The main function of every worker process: run a service, and send the parent any error that ends the service.
+"""Run the service of a worker process, and send the parent the error that ends the service, if there is one.
 
 def main(fds):                               # in the module that the fork server imports; called in each worker
     link = Link.from_fd(fds[0])
-    return serve(link, Service(link))        # calls service.run(), which returns when the worker is asked to exit
+    return serve(link, MyService(link))      # calls `run` of the service, which returns when the worker is to exit
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ class Service(Protocol):
 
 
 def serve(link: Link, service: Service) -> int:
-    """Run the service until it returns or the parent is gone; return the exit code of the process."""
+    """Run the service until it returns, fails, or finds that the parent is gone.
+
+    Returns the exit code of the process: 1 after an error, which is sent to the parent, and otherwise 0.
+    """
     global IN_WORKER
     IN_WORKER = True
     try:

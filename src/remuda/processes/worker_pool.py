@@ -58,7 +58,7 @@ class Worker:
         self.pid = 0
         self.pidfd: int | None = None
         self.inbox: list[Message] = []
-        self.last_seen = 0.0  # value of `WorkerPool.clock` when the worker started or last sent a message
+        self.last_seen = 0.0  # value of `WorkerPool.clock` when the worker started, got work or last sent a message
         self.exit_reason: str | None = None  # a phrase such as "was killed by SIGKILL"; None while the worker lives
         self.traceback = ""  # the traceback that the worker sent last
         self.deaths: deque[float] = deque()
@@ -233,9 +233,10 @@ class WorkerPool:
     # --- messages -----------------------------------------------------------------------------------------------
 
     def listen(self, seconds: float) -> None:
-        """Sleep for up to `seconds`, until a worker rings the bell, sends a message or dies; then read new messages.
+        """Wait for a worker to ring the bell, send a message or die; then read messages and reap dead workers.
 
-        Raises Interrupted if `should_stop` returns True, and a worker's error if a restart cannot fix that error.
+        Waits up to `seconds`, but at most POLL_SECONDS. Raises Interrupted if `should_stop` returns True, and a
+        worker's error if a restart cannot fix that error.
         """
         if self.should_stop is not None and self.should_stop():
             raise Interrupted(f"asked to stop while waiting for {self.kind.name}")
@@ -331,7 +332,7 @@ class WorkerPool:
         self.reap_if_silent(worker, self._build_timeout, f"while {self.kind.building}")
 
     def reap(self, worker: Worker, exit_reason: str | None = None) -> None:
-        """Kill the worker's process if it still runs, read its last messages, and close its descriptors."""
+        """Kill the process if alive, read its last messages, and record `exit_reason` (None: ask the fork server)."""
         assert worker.link is not None
         self._kill(worker)
         deadline = time.monotonic() + DEATH_SECONDS
@@ -363,7 +364,7 @@ class WorkerPool:
             poll.register(worker.pidfd, select.POLLIN)
             return bool(poll.poll(seconds * 1000))
         assert worker.link is not None
-        poll.register(worker.link, 0)  # poll() reports POLLHUP, when the other end is closed, even without events
+        poll.register(worker.link, 0)  # even if no event is asked for, poll() reports when the other end closes
         return bool(poll.poll(seconds * 1000))
 
     def _close_fds(self, worker: Worker) -> None:

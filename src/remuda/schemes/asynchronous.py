@@ -33,7 +33,9 @@ class Asynchronous:
     """Runs a recipe whose sampler workers hand rollouts to the learner."""
 
     workers: int
-    max_lag: int | None = None  # largest lag of a rollout behind the learner, in updates; None sets no limit
+    # A rollout that waits for the learner is dropped once the oldest weights that sampled it are more than `max_lag`
+    # updates older than the learner's. None sets no limit.
+    max_lag: int | None = None
 
     def rounds(self, recipe: Recipe, log: Log) -> Iterator[Round | None]:
         with ExitStack() as stack:
@@ -144,7 +146,7 @@ class AsynchronousReplay:
             metrics = learn_due(learner, replay, acted, oldest, must_stop)
             before = -1
             # One call of `learn_due` makes only a limited number of the updates that are due. In the last round of a
-            # throttled run, call it again while updates are due, unless the last call has made none.
+            # throttled run, call it again while updates are due, until a repeated call makes none.
             while steps >= left and replay.is_throttled and replay.is_due and before < learner.version:
                 before = learner.version
                 metrics = learn_due(learner, replay, acted, oldest, must_stop)

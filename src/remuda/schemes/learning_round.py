@@ -97,7 +97,7 @@ def learn_due(
         if applied.versions:
             seen["lag/gradient_to_update"].append(applied.gradient_to_update)
         is_skipped = not applied.versions and not applied.stop
-        # An update is skipped if a gradient is not finite. The priorities of the batch may then be infinite or NaN.
+        # An update is skipped if a gradient is not finite. Drop its priorities, which may then be infinite or NaN.
         replay.feedback(minibatch.key, None if is_skipped else gradients.priority)
         for name, value in (*gradients.metrics.items(), *applied.metrics.items()):
             seen[f"train/{name}"].append(value)

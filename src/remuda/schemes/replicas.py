@@ -44,7 +44,10 @@ class Replicas:
         opened: list[RankGroup] = []
 
         def must_stop() -> bool:
-            """Return whether followers must end their round now; in between, `RankGroup.call` limits their time."""
+            """Return whether followers must end their round now, which is never the case between two rounds.
+
+            While followers wait for the next round, `RankGroup.call` limits the time for their answers.
+            """
             return log.must_stop() and not any(group.followers_wait for group in opened)
 
         with self.open_group(recipe, must_stop, log.pass_signal) as group:

@@ -1,6 +1,6 @@
 """Atari games with the usual preprocessing, as a single env that gives the same frames as ale-py's vector env.
 
-    game = resolve_game("ALE/Pong-v5", registered, {}, AtariOptions(episodic_life=True))
+    game = resolve_game("ALE/Pong-v5", gymnasium.spec("ALE/Pong-v5").kwargs, {}, AtariOptions(episodic_life=True))
     env = AtariEnv(game)
     obs, info = env.reset(seed=1)                            # uint8 [4, 84, 84], the newest frame last
     obs, reward, terminated, truncated, info = env.step(2)   # raw reward; info has "lives"
@@ -206,7 +206,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
 
 
 def opening(codes: list[int], fire_reset: bool) -> int:
-    """Return the index in `codes` of the action to take after a lost life.
+    """Return the index in `codes` of the action to take after a lost life and, if it is FIRE, when a game starts.
 
     This is the index of FIRE if `fire_reset` is set and `codes` contains FIRE, otherwise the index of the no-op, or 0
     if `codes` contains neither.

@@ -12,7 +12,8 @@ from remuda.envs.families import FAMILIES, import_family, register_own
 def list_envs(filter: str = "") -> list[tuple[str, str, str]]:
     """Return (id, step limit, module) of the newest version of every env whose id contains `filter`.
 
-    Case is ignored. The installed packages of `FAMILIES` are imported first, so that their envs are listed.
+    Case is ignored. The limit is "-" if there is none. The installed packages of `FAMILIES` are imported first, so
+    that their envs are listed.
     """
     register_own()
     for family in FAMILIES:

@@ -28,8 +28,8 @@ LONGEST_TRACEBACK = 1 << 16  # in characters; limited because an exception may c
 class FailureCount:
     """Counts the failures of one env and decides when the run gives up on that env.
 
-    A run survives an env that fails at random times, as long as any env of the same LocalEnvs or pool finishes
-    episodes between the failures.
+    A run survives up to `max_restarts` random failures of an env, as long as any env of the same LocalEnvs or pool
+    finishes episodes between the failures.
     """
 
     max_restarts: int
@@ -38,6 +38,9 @@ class FailureCount:
 
     def add(self, in_a_row: int, restarts: int, finished: int) -> str | None:
         """Count one failure; return why the env is given up, or None if it may be rebuilt.
+
+        The reason continues the message about the failure, such as ", 21 times in a row without completing a step".
+        It is "" if `max_restarts` is 0.
 
         `in_a_row` is the number of failures without a completed step between them, including this one. `restarts` is
         how often the env has been rebuilt, including the rebuild for this failure. `finished` is how many episodes

@@ -94,7 +94,7 @@ class LocalEnvs:
         self._is_open = True
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes in all envs; return the number of random steps taken."""
+        """Start new episodes and take up to `warm_up` random steps in each env; return the total of these steps."""
         self._restarts_before += int(self._restarts.sum())
         self._restarts.fill(0)
         self._sent.clear()
@@ -111,7 +111,10 @@ class LocalEnvs:
         return taken
 
     def prepare(self, seed: int, restarts: int) -> None:
-        """Take the place of envs whose process was lost `restarts` times so far; the next step resets every env."""
+        """Let these new envs replace those of a process that was lost `restarts` times so far.
+
+        The next step resets every env, with a seed that is derived from `seed` and `restarts`.
+        """
         self._restarts.fill(restarts)  # seeds are derived from this count, so the lost envs' seeds are not used again
         self._restarts_before = -int(self._restarts.sum())
         for env_group in self._env_groups:

@@ -17,10 +17,10 @@ Info: TypeAlias = dict[str, object]
 
 
 class Recall(gymnasium.Env):  # type: ignore[misc]
-    """Shows a cue in the first observation and asks for it `delay` steps later; the right answer gives reward 1.
+    """Shows one of `cues` cues in the first observation and asks for it `delay` steps later.
 
     An observation is the cue (one-hot in the first observation, then zeros) and a flag that is 1 when the answer is
-    due. Actions before the answer have no effect.
+    due. Actions before the answer have no effect; the right answer gives reward 1.
     """
 
     def __init__(self, cues: int = 2, delay: int = 10) -> None:

@@ -1,6 +1,7 @@
 """Native vector envs as `core.Envs`: one vector env per slot, stepped in this process by the library's own code.
 
-    with NativeEnvs(resolve("ALE/Pong-v5"), backends.ale, num_envs=16, slots=2, threads=2) as envs:
+    spec = resolve("ALE/Pong-v5")
+    with NativeEnvs(spec, backends.choose("ale", spec), num_envs=16, slots=2, threads=2) as envs:
         envs.reset(seed=1)
         while training:
             slot, step = envs.recv()             # slots come in the order in which they were sent
@@ -69,7 +70,7 @@ class NativeEnvs:
         self._is_in_flight = [False] * slots  # for each slot, whether `recv` still has to return it
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes in all envs; return the number of random steps taken."""
+        """Start new episodes and take up to `warm_up` random steps in each env; return the total of these steps."""
         self._sent.clear()
         taken = sum(slot.reset(seed, warm_up, self._check_stop) for slot in self._slots)
         self._sent.extend(range(self.num_slots))

@@ -1,8 +1,9 @@
 """Check observations of envs against their space and convert them to the arrays that rollouts store.
 
-    read = reader(env.observation_space, observation)            # raises Forbidden for values that the space forbids
-    views[...] = read(obs)                                       # one array, or a tuple with one value per entry
+    read = reader(env.observation_space, space)      # space: the same space as a `core.Space`
+    views[...] = read(obs)                           # writes an array, or a tuple with one value per entry
 
+`read` raises Forbidden if an observation contradicts its space, except that `BoundsCheck` checks the bounds of boxes.
 Stored discrete values count from 0, whereas an env counts from the `start` of its space.
 """
 

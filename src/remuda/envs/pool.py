@@ -136,7 +136,7 @@ class PooledEnvs:
     # --- sending and receiving ----------------------------------------------------------------------------------
 
     def reset(self, seed: int, warm_up: int = 0) -> int:
-        """Start new episodes in all envs; return the number of random steps taken."""
+        """Start new episodes and take up to `warm_up` random steps in each env; return the total of these steps."""
         while self._sent:
             self._wait(*self._sent[0])
             self._sent.popleft()
@@ -239,7 +239,7 @@ class PooledEnvs:
             requests.wake()
 
     def _wait_long(self, slot: int, number: int, seconds: float) -> bool:
-        """Return whether all workers answer in `seconds`; replace workers that are lost or exceed `step_timeout`."""
+        """Wait like `_wait`, but without spinning; also replace workers that are lost or exceed `step_timeout`."""
         pool = self._worker_pool
         deadline = time.monotonic() + seconds
         # The time limit starts when this slot was sent, or when any slot was last received if that was later.
@@ -302,8 +302,8 @@ class PooledEnvs:
         for first, last in self._blocks[index]:
             self._restarts[first:last] += 1
         member.blueprint = {**member.blueprint, "seeds": self._seeds_left(index)}
-        # A new worker's first answer for each slot is a reset row, so a second answer for any slot is progress. More
-        # than 2 * num_slots new requests imply a second answer, because at most num_slots of them are unanswered.
+        # A new worker's first answer for each slot is a reset row, so a second answer for any slot is progress. Each
+        # slot has at most one unanswered request, so more than 2 * num_slots requests imply two answers for a slot.
         was_useful = self._number > self._lost_at[index] + 2 * self.num_slots * worker.KINDS
         self._lost_at[index] = self._number
         return was_useful

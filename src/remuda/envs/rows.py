@@ -23,7 +23,9 @@ class Rows:
     marked: list[int] = field(default_factory=list)
     episodes: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (env, values) of finished episodes
     notices: list[Notice] = field(default_factory=list)
-    places: set[str] = field(default_factory=set)  # keys of reported warnings, such as the file:line of a failure
+    # Keys of what is reported only once: the file:line of a failure (for its traceback), and "bounds of LABEL" (for
+    # the warning about observations that are out of bounds).
+    places: set[str] = field(default_factory=set)
 
 
 def scalar_view(array: Array) -> Any:

@@ -167,8 +167,8 @@ def resolve(env: str | Factory | EnvSpec, kwargs: Kwargs | None = None, atari: A
     """Return the spec of `env`, an id, import path or callable; import what `env` names, but build no env.
 
     For an id of ale-py, the spec builds an AtariEnv with the options `atari`, unless the id or `kwargs` need ale-py's
-    own Gymnasium env (obs_type, continuous, sound_obs). An Atari option that is None is taken from `kwargs`, or else
-    from the id.
+    own Gymnasium env (see GYMNASIUM_KWARGS in atari_options.py). An Atari option that is None is taken from `kwargs`,
+    or else from the id.
     """
     return _with_atari(_find(env, dict(kwargs or {})), atari)
 

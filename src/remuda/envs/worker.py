@@ -41,7 +41,7 @@ from remuda.processes.links import Bell, Link
 from remuda.processes.requests import Answers, SpinWait
 
 STEP, HOLD, RENEW = 0, 1, 2  # kinds of requests, described at the top of this file
-KINDS = 4  # the number of a request is a multiple of KINDS, plus the kind of the request
+KINDS = 4  # a kind takes two bits, so the number of a request is a multiple of 4, plus its kind
 POLL_SECONDS = 1.0  # interval at which an idle worker checks whether its fork server has died
 
 
@@ -64,7 +64,7 @@ def refuse_in_worker() -> None:
 def main(fds: Sequence[int]) -> int:
     """Answer requests until the parent ends this worker or is gone; return the exit code of the process.
 
-    `fds` are the descriptors of the link, of this worker's bell, and of the parent's bell, in this order.
+    `fds` are the descriptor of the link, then those of this worker's bell, then as many of the parent's bell.
     """
     half = 1 + (len(fds) - 1) // 2
     link, bell, parent_bell = Link.from_fd(fds[0]), Bell(fds[1:half]), Bell(fds[half:])

@@ -89,7 +89,7 @@ def choose(name: str, spec: EnvSpec, needs_single: str = "") -> Backend | None:
     For "auto", return a backend whose envs give the same results as single envs, or None if there is no such
     backend; if the id has no single env, return the backend "gymnasium". If `needs_single` is not empty, it names a
     request that only single envs can fulfill. Then "auto" never chooses a native backend for an id that has a single
-    env, and every other choice of a native backend raises ConfigError.
+    env, and every other choice of a native backend raises ConfigError. So does a backend that does not offer the env.
     """
     if name == "auto":
         name = "gymnasium" if spec.is_vector_only else "python"

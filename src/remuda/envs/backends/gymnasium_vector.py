@@ -72,9 +72,10 @@ class GymnasiumVectorEnv:
         return obs  # type: ignore[no-any-return]
 
     def restart(self, which: NDArray[np.bool_]) -> None:
-        """Reset nothing; the result, None, tells `NativeSlot` that only all envs can be reset together.
+        """Reset nothing and return None, because only all envs can be reset together.
 
-        Gymnasium's API requires nothing else; the vectorized CartPole, for example, always resets all envs.
+        Gymnasium's API has no reset of single envs that every vector env supports. The vectorized CartPole, for
+        example, always resets all envs.
         """
         return
 

@@ -291,7 +291,7 @@ class _Search:
         self._first, self._flat, self._tensor = self._sums[:, 0], self._sums.reshape(-1), torch.from_numpy(self._sums)
 
     def pick(self, rows: Floats, row: Index, mass: Floats) -> Index:
-        """Return, for each row of `rows[row]`, the first index at which its running sum exceeds its entry of `mass`.
+        """Return the first index at which the running sum of each row of `rows[row]` exceeds the row's `mass`.
 
         The index is 15 for a row whose running sum never exceeds its mass.
         """

@@ -28,7 +28,7 @@ from remuda.sampling.row_writer import AgentInputs, RowWriter, make_writers
 
 
 class ToEnv:
-    """Converts actions of the agent, which are flat and unbounded, to the shapes and bounds of the envs."""
+    """Converts flat, unbounded actions of an agent to the shape and bounds of a Box; keeps discrete actions."""
 
     def __init__(self, action: Space) -> None:
         self.space = action

@@ -318,7 +318,9 @@ class Replay(Protocol):
 
     def add(self, batch: Batch) -> None: ...
     def batches(self) -> Iterator[Batch]: ...  # yields the batches that are due now, possibly none
-    def feedback(self, key: Any, priority: Tensor | None) -> None: ...  # absolute errors of batch `key`, or None
+    # Takes the absolute errors of batch `key`, from which a prioritized replay computes new priorities. If `priority`
+    # is None, priorities stay as they are.
+    def feedback(self, key: Any, priority: Tensor | None) -> None: ...
     def cut(self) -> None: ...  # ends all stored episodes, because the envs start new ones
     def paused(self) -> AbstractContextManager[None]: ...  # in this context, samplers begin no rollout
     # Write the rows that no file in `directory` holds yet. Return the state for a checkpoint: the names of all files

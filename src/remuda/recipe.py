@@ -81,7 +81,7 @@ class ReplayWriters(AsyncSampler, Protocol):
     def poll(self, version: int) -> None:
         """Record the learner's current version; raise the error that ended sampling, if there was one."""
 
-    def take_lag(self) -> tuple[float, int]: ...  # mean and largest age of the acting weights, in updates
+    def take_lag(self) -> tuple[float, int]: ...  # mean and largest lag since the last call, in updates
     def drain(self) -> None: ...  # wait for the statistics of all written rows, for a limited time
 
 

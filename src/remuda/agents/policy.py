@@ -121,8 +121,7 @@ class PolicyAgent(nn.Module):
         """Return outputs, and the state after the last row.
 
         `obs` holds N single rows [N, ...], or B sequences of T rows [T, B, ...] that start from `state` [B]. Where
-        reset[t, b] is True, the state of sequence b is reset before row t. Agents without a recurrent core have no
-        state.
+        reset[t, b] is True, the state of sequence b is reset before row t. Without a core, there is no state.
         """
         leading = leading_axes(self.observation, obs)
         inputs = self.inputs(obs if len(leading) == 1 else map_tree(lambda x: x.flatten(0, 1), obs))

@@ -39,9 +39,8 @@ class Trunk(nn.Module):
     ) -> tuple[Tensor, State | None]:
         """Return the features of the rows in `inputs` [N, ...], and the state after the last row.
 
-        For B sequences of T rows, the axes T and B have been flattened to one axis of size N = T * B. `leading` is
-        (T, B) for sequences and (N,) for single rows. `state` and `reset` are used only if there is a recurrent core,
-        which needs sequences; without a core, the returned state is None.
+        `leading` is (N,) for single rows, and (T, B) for B sequences of T rows, flattened to N = T * B rows. `state`
+        and `reset` are for a recurrent core, which needs sequences. Without a core, the returned state is None.
         """
         features: Tensor = self.net(inputs)
         if self.core is None:

@@ -87,9 +87,8 @@ class ActorCritic(nn.Module):
     def real_rows(self, batch: Batch) -> tuple[Distribution, Tensor, Steps, Targets]:
         """Return the current action distributions and values, the stored steps, and the targets of all real rows.
 
-        A row is real if its mask is True. A batch of shuffled rows has only real rows. In a batch of sequences, the
-        agent is unrolled over all rows, because the recurrent state depends on all of them. The rows whose mask is
-        False are dropped afterwards.
+        A row is real if its mask is True; shuffled rows are all real. Sequences are unrolled over all rows, because
+        the recurrent state depends on all of them. The rows that are not real are dropped afterwards.
         """
         steps, targets = batch.steps, batch.targets
         if batch.state is None:

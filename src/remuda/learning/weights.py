@@ -129,7 +129,6 @@ class SharedWeights:
                 for ours, theirs in zip(self._tensors(), self._copies[copy], strict=True):
                     ours.copy_(theirs)
             self._fence()
-            # If the serial number has changed, `publish` wrote to this copy while it was read; try again.
             if before == 2 * turn and int(self._serial[copy]) == before:
                 self._pulled = turn
                 return version
@@ -148,9 +147,8 @@ class FileWeights:
         version = theirs.pull(have=-1)                                       # reads the file
         version = theirs.pull(have=version)                                  # reads it again only if it has changed
 
-    The safetensors file is written under another name and then renamed, so readers always open a complete file and
-    need no lock. The Spreeze framework also passes weights through files. A file is slower than shared memory, but
-    the newest weights remain on disk.
+    The safetensors file is written under another name and then renamed, so readers need no lock. A file is slower
+    than shared memory, but it keeps the newest weights on disk. The Spreeze framework also passes weights by file.
     """
 
     def __init__(self, module: nn.Module, path: Path, version: int | None = None) -> None:

@@ -144,10 +144,7 @@ class LeafInput(nn.Module):
 
 
 def is_image(space: Space) -> bool:
-    """Return whether a space is an image, which is a box of ints or bools with three axes.
-
-    A box of floats does not count as an image, because it may hold any data.
-    """
+    """Return whether a space is an image: a box of ints or bools with three axes. Floats may hold any other data."""
     return space.kind == "box" and len(space.shape) == 3 and not np.issubdtype(np.dtype(space.dtype), np.floating)
 
 

@@ -21,8 +21,7 @@ Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 def orthogonal(layer: Layer, gain: float) -> Layer:
     """Set orthogonal weights (arXiv 1312.6120), scaled by `gain`, and zero biases in place; return the layer.
 
-    As in OpenAI Baselines, the gain is sqrt(2) for hidden layers, 0.01 for policy heads, and 1 for value heads.
-    Residual networks use other gains (residual.py).
+    Gains are as in OpenAI Baselines: hidden layers sqrt(2), policy heads 0.01, value heads 1; but see residual.py.
     """
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:

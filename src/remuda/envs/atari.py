@@ -80,7 +80,7 @@ class AtariEnv(gymnasium.Env):  # type: ignore[misc]
         if seed is None and self._draws is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0])
         if seed is not None:
-            seed &= 0x7FFFFFFF  # the console's seed is a signed 32-bit int, and -1 means a random seed
+            seed &= 0x7FFFFFFF  # not negative: the console reads a signed 32-bit int, and takes a random seed for -1
             self._ale.setInt("random_seed", seed)
             self._load()
             self._draws = np.random.RandomState(seed)

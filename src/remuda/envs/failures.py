@@ -72,7 +72,7 @@ def find_place(error: BaseException) -> tuple[str, str] | None:
     """Return (file:line, function) of the innermost frame in the user's own code.
 
     If all frames belong to installed libraries, return the innermost frame outside of Remuda and Gymnasium, or else
-    the innermost frame of all. Return None if the exception was never raised.
+    the innermost frame of all. Return None if the exception was never raised, or only in code without a file.
     """
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     for folders in (_LIBRARIES, _FRAMEWORKS, ()):

@@ -313,7 +313,7 @@ class SingleEnv:
     # --- failing ------------------------------------------------------------------------------------------------
 
     def _rebuild(self, error: BaseException) -> float:
-        """Rebuild the env and write its first observation; raise EnvFailed if it has failed too often."""
+        """Rebuild the env; write its first observation, or padding if held. Raise EnvFailed if it fails too often."""
         rows, row = self._rows, self._row
         if self._steps() > 0 or self._episode > 1:
             self._failures = 0

@@ -81,7 +81,7 @@ class _Service:
         self._is_leaving = False
 
     def run(self) -> None:
-        """Answer requests and run commands until the parent ends this worker or the fork server is gone."""
+        """Answer requests and run commands until the parent ends this worker, or parent or fork server is gone."""
         fork_server = os.getppid()
         poll = select.poll()
         poll.register(self._link, select.POLLIN)

@@ -57,8 +57,9 @@ class NativeVectorEnv(Protocol):
     def recv(self) -> VectorStep:
         """Wait for the step and return it, in arrays that no later step writes to.
 
-        Entries of info are arrays [num_envs]. info["episode_continues"] is True where the learner's episode ends but
-        the env's own episode continues, as after a lost life.
+        Entries of info are arrays [num_envs]. If only some envs have the entry NAME, info["_NAME"] is True for these
+        envs. info["episode_continues"] is True where the learner's episode ends but the env's own episode continues,
+        as after a lost life.
         """
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ class GymnasiumVectorEnv:
         self._actions: Array | None = None
 
     def begin(self, seeds: Sequence[int]) -> Array:
-        obs, _ = self._vector.reset(seed=seeds[0])  # all envs of a Gymnasium vector env share one random generator
+        obs, _ = self._vector.reset(seed=seeds[0])  # one seed, as all envs of a vector env share one generator
         return obs  # type: ignore[no-any-return]
 
     def restart(self, which: NDArray[np.bool_]) -> None:

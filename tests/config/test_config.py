@@ -1,5 +1,8 @@
 """Test every option from text, YAML and Python, the presets, and the precedence of user, file and preset."""
 
+import os
+import subprocess
+import sys
 from dataclasses import MISSING, fields, replace
 
 import numpy as np
@@ -384,6 +387,19 @@ def test_config_files_with_mistakes_are_refused_in_one_sentence(tmp_path, text, 
         resolve_config({}, {}, file)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_config_files_are_read_as_utf8_in_every_locale(tmp_path):
+    (tmp_path / "config.yaml").write_text(
+        "algo: ppo\nenv: CartPole-v1\noptions: {envs: {kwargs: {name: é}}}", "utf-8"
+    )
+    program = "from remuda.config.resolve import read_config_file as read; from pathlib import Path; "
+    program += "print(ascii(read(Path('config.yaml'))['options']['envs']['kwargs']['name']))"
+    ascii_only = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=ascii_only, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == r"'\xe9'", done.stderr
 
 
 EVERY_PRESET = [(algo, pattern) for algo, table in PRESETS.items() for pattern in table]

@@ -64,6 +64,10 @@ def test_names_are_checked(scratch: None) -> None:
     for name in ("", "a:b"):
         with pytest.raises(ConfigError, match="use a word without a colon"):
             remuda.register_algorithm(name, own_algorithms.Plain)
+    with pytest.raises(ConfigError, match=r"^'a:b' cannot name a scheme: use a word without a colon\.$"):
+        remuda.register_scheme("a:b", make_two, "two workers")
+    with pytest.raises(ConfigError, match=r"^the options of mine are not derived from remuda\.config\.algo_base"):
+        remuda.register_algorithm("mine", "own_algorithms:Plain", options=dict)
     remuda.register_algorithm("mine", own_algorithms.Plain)
     remuda.register_algorithm("mine", own_algorithms.Bonus)  # a notebook cell may register a name again
     assert find_algorithm("mine").options is own_algorithms.BonusOptions

@@ -241,7 +241,7 @@ def callable_name(thing: Callable[..., object], label: str) -> str:
 
 def read_config_file(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path} cannot be read ({error}): give a YAML file.") from None
     except yaml.YAMLError as error:

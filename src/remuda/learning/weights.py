@@ -159,7 +159,7 @@ class FileWeights:
             self.publish(version)
 
     def invitation(self) -> tuple[dict[str, str | None], list[int]]:
-        """Return a message that another process passes to `join_weights`, and no file descriptors."""
+        """Return a message that another process passes to `join_weights`, and an empty list of file descriptors."""
         return {"weights": str(self.path.resolve())}, []  # the other process may have another working directory
 
     def publish(self, version: int) -> None:

@@ -28,9 +28,9 @@ from remuda.parts.replay import PartedBatch
 from remuda.parts.sampler import PartedRollout
 from remuda.recipe import Applied
 
-# The vector of a part begins with NUM_FLAGS numbers: the part's number of rows and two requests (see PartedUpdates).
-# One flag for each parameter group follows: whether the part has a gradient of this group. The gradients come last.
-NUM_FLAGS = 3
+# The vector of a part consists of three numbers, which are its number of rows and two requests (PartedUpdates), then
+# one flag for each parameter group (whether the part has a gradient of this group), and then the gradients.
+NUM_LEADING = 3
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class PartedUpdates:
     def exchange(self, learner: Learner, gradients: Gradients) -> Applied:
         own, is_sum = cast(PartedGradients, gradients), cast(PartedLearner, learner).adds_losses
         sizes = {name: len(vector) for name, vector in learner.vectors.items()}
-        header = NUM_FLAGS + len(sizes)
+        header = NUM_LEADING + len(sizes)
         slots = self._group.vectors(header + sum(sizes.values()))
         for slot, part, rows in zip(slots, own.parts, own.rows, strict=True):
             has_gradient = [part is not None and name in part.pieces for name in sizes]

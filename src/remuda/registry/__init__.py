@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from remuda.errors import ConfigError, nearest
-from remuda.registry.algorithms import AlgorithmEntry, Presets, entry_for_class
+from remuda.registry.algorithms import AlgorithmEntry, Presets, check_options, entry_for_class
 from remuda.registry.entries import EnvBackendEntry, Registry, SchemeEntry
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def register_algorithm(
     are then empty unless they are given.
     """
     if isinstance(algorithm, str) and options is not None:
+        check_options(name, options)
         entry = AlgorithmEntry(name, algorithm, options, presets or {}, builder or options.builder, description or "")
     else:
         kind = _imported(algorithm, "algorithm") if isinstance(algorithm, str) else algorithm

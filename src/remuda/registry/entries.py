@@ -46,6 +46,7 @@ class Registry(Generic[Entry]):
         makes an entry from the name of an entry point and the object that this entry point loads.
         """
         self._kind, self._group, self._own, self._convert = kind, group, own, convert
+        self._article = "an" if kind[0] in "aeiou" else "a"
         self._entries: dict[str, Entry] = {}
         self._builtin: frozenset[str] | None = None  # names of Remuda's own entries; None until they are loaded
         self._is_loading = False
@@ -57,9 +58,9 @@ class Registry(Generic[Entry]):
         """
         self._load_builtin()
         if not entry.name or ":" in entry.name:
-            raise ConfigError(f"{entry.name!r} is not a name for an {self._kind}: use a word without a colon.")
+            raise ConfigError(f"{entry.name!r} cannot name {self._article} {self._kind}: use a word without a colon.")
         if self._builtin is not None and entry.name in self._builtin:
-            raise ConfigError(f"{entry.name!r} is an {self._kind} of Remuda's own: choose another name.")
+            raise ConfigError(f"{entry.name!r} is {self._article} {self._kind} of Remuda's own: choose another name.")
         self._entries[entry.name] = entry
         return entry
 

@@ -78,7 +78,7 @@ class Run:
     def result(self) -> Result:
         """The content of result.json: status, steps, updates, seconds, steps_per_second, eval and more."""
         try:
-            found: Result = json.loads((self.path / "result.json").read_text())
+            found: Result = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
         except OSError:
             raise CheckpointError(f"run {self.path} has no result yet: it has not ended.") from None
         return found

@@ -111,7 +111,10 @@ def test_silent_rank_ends_all_others_within_the_time_limit(
         ranks.signal(number, [2])
         for rank in (0, 1, 3):
             assert f"rank 2 (pid {ranks.pids[2]} on host-{kind})" in str(ranks.error(rank))
-            assert SILENT_SECONDS - 1 < ranks.wait_for_end(rank) - start < SILENT_SECONDS + 3
+            seconds = ranks.wait_for_end(rank) - start
+            assert seconds < SILENT_SECONDS + 3
+            if number == signal.SIGSTOP:  # a killed process is noticed at once, a stopped one only by its silence
+                assert seconds > SILENT_SECONDS - 1
         assert ranks.exit_reason(2) == "was killed by SIGKILL"
 
 

@@ -185,7 +185,8 @@ def test_a_run_interrupted_at_random_moments_equals_one_that_was_not(tmp_path, a
         seen = step_of(path)
         process = prestarted.Popen([sys.executable, "-m", "remuda", "train", "--resume", str(path), "--quiet"])
     whole = start(tmp_path / "whole", "--steps", str(steps), **options)
-    assert whole.wait(timeout=300) == process.wait(timeout=300) == 0
+    whole.communicate(timeout=300)
+    assert whole.returncode == process.wait(timeout=300) == 0
     saved = [(each / "checkpoints/latest/tensors.safetensors").read_bytes() for each in (path, tmp_path / "whole")]
     assert saved[0] == saved[1]
 

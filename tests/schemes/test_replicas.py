@@ -1,5 +1,7 @@
 """Runs of several ranks must give, bit by bit, the parameters of one process that computes all parts in turn."""
 
+import contextlib
+import gc
 import json
 import os
 import subprocess
@@ -305,7 +307,8 @@ def test_impossible_numbers_of_ranks_give_one_sentence(tmp_path, capsys, options
 @pytest.mark.parametrize("capacity", [8, 9, 11, 12])
 def test_a_replay_is_divided_or_refused_before_the_run_starts(tmp_path, scheme, capacity):
     """The share of a part keeps as many rows of each env as the whole replay would."""
-    options = {"sampler": {"envs": 4}, "replay": {"n_step": 2, "capacity": capacity}, "agent": {"hidden": [4]}}
+    replay = {"n_step": 2, "capacity": capacity, "ratio": 1}
+    options = {"sampler": {"envs": 4}, "replay": replay, "agent": {"hidden": [4]}}
     algo = {"learning_starts": 8, "batch_size": 4}
     call = partial(
         remuda.train, "sac", "Pendulum-v1", steps=24, scheme=scheme, algo=algo, quiet=True, out=tmp_path / "run"
@@ -318,6 +321,18 @@ def test_a_replay_is_divided_or_refused_before_the_run_starts(tmp_path, scheme, 
         assert not (tmp_path / "run").exists()
     else:
         assert call(**options, eval={"episodes": 0}).result["status"] == "complete"
+
+
+def test_the_store_of_an_earlier_run_writes_to_no_other_file(tmp_path):
+    """When gloo's process group is destroyed, its store opens its file once more, by the number of the descriptor."""
+    train(tmp_path / "run", "ppo", "replicas", 2, exchange="gloo")
+    files = [tmp_path / f"file-{number}" for number in range(60)]
+    with contextlib.ExitStack() as stack:
+        for file in files:
+            file.write_bytes(b"")
+            stack.enter_context(file.open("r+b"))  # takes the lowest free numbers
+        gc.collect()
+        assert [file.name for file in files if file.read_bytes()] == []
 
 
 def test_ranks_step_the_envs_of_evaluations_themselves(tmp_path, monkeypatch):

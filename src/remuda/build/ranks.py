@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -24,6 +25,7 @@ from remuda.build.recipe import make_recipe
 from remuda.build.torchrun_ranks import FAILURE_NOTICE, join_torchrun
 from remuda.collectives import Collective, GlooCollective, SharedCollective
 from remuda.collectives.shared import SharedBoard, layout, open_memory
+from remuda.collectives.stores import keep_open
 from remuda.config.run_config import RunConfig
 from remuda.data import SharedArrays
 from remuda.errors import ConfigError, DamagedReplay, Interrupted, RemudaError, WorkerError
@@ -77,7 +79,6 @@ class RankProcesses:
         self._count, self._stop = count, StopRequest(must_stop)
         self._links, self._pids, self._poll = list[Link](), list[int](), select.poll()
         self._rank_of: dict[int, int] = {}  # rank by pidfd of its process
-        self._store: int | None = None  # descriptor of the file of gloo's store
         self._board: SharedArrays | None = None  # heartbeats, if gradients are exchanged by gloo
         with starting(f"the fork server of {count} ranks"):
             self._server = ForkServer(__name__)
@@ -87,11 +88,11 @@ class RankProcesses:
         size, host = self._count + 1, socket.gethostname()
         if exchange == "gloo":
             # Memory without a name, which the other ranks open under /proc, so that nothing is left behind.
-            self._store, self._board = os.memfd_create("remuda-store"), SharedArrays(layout(size))
-            store = f"/proc/{os.getpid()}/fd/{self._store}"
+            fd, self._board = os.memfd_create("remuda-store"), SharedArrays(layout(size))
+            store = f"/proc/{os.getpid()}/fd/{fd}"
             board = {"pid": os.getpid(), "fd": self._board.fd}
             self._start({"blueprint": blueprint, "store": store, "board": board, "size": size})
-            self._stop.collective = connect_by_gloo(store, self._board, 0, size, self.check)
+            self._stop.collective = connect_by_gloo(fd, self._board, 0, size, self.check)
         else:
             self._stop.collective = SharedCollective.create(
                 size, host, lambda address: self._start({"blueprint": blueprint, "address": address}), self.check
@@ -147,8 +148,6 @@ class RankProcesses:
         self._server.close()  # kills the ranks that still run
         if self._board is not None:
             self._board.close()
-        if self._store is not None:
-            os.close(self._store)
 
 
 @contextmanager
@@ -234,7 +233,11 @@ def main(fds: Sequence[int]) -> int:
         rank = order["rank"]
         if "store" in order:
             board = open_memory(order["board"], layout(order["size"]))
-            collective = connect_by_gloo(order["store"], board, rank, order["size"])
+            try:
+                store = os.open(order["store"], os.O_RDWR)
+            except OSError:
+                raise WorkerError("rank 0 ended before this rank had started.") from None
+            collective = connect_by_gloo(store, board, rank, order["size"])
         else:
             collective = SharedCollective.join(order["address"], rank, socket.gethostname())
         follow(config, recipe, collective)
@@ -249,14 +252,18 @@ def main(fds: Sequence[int]) -> int:
 
 
 def connect_by_gloo(
-    path: str, board: SharedArrays, rank: int, size: int, while_waiting: Callable[[], object] = lambda: None
+    fd: int, board: SharedArrays, rank: int, size: int, while_waiting: Callable[[], object] = lambda: None
 ) -> GlooCollective:
     """Return a gloo collective for `rank`, when all ranks are on this host.
 
-    The ranks find each other through the file `path`, communicate over loopback, and share the memory `board`.
+    The ranks find each other through the file `fd`, communicate over loopback, and share the memory `board`. The
+    caller must not close `fd`: the store opens the file by its number, and does so even in its destructor.
     """
-    store, host = FileStore(path, size), socket.gethostname()
-    return GlooCollective(store, rank, size, host, "127.0.0.1", while_waiting, lambda: SharedBoard(board, rank))
+    store, host = FileStore(f"/proc/self/fd/{fd}", size), socket.gethostname()
+    make_board = partial(SharedBoard, board, rank)
+    collective = GlooCollective(store, rank, size, host, "127.0.0.1", while_waiting, make_board)
+    keep_open(fd, collective.group)
+    return collective
 
 
 def follow(config: RunConfig, recipe: Recipe, collective: Collective) -> None:

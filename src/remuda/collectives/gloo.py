@@ -69,7 +69,7 @@ class GlooCollective:
             raise self._not_connected(error) from None
         self.health = Health(board, rank, infos)
         try:
-            self._group = self._connect(store, options)
+            self.group = self._connect(store, options)
         except BaseException as error:
             self.health.fail(error)
             self.close()
@@ -104,7 +104,7 @@ class GlooCollective:
 
     def gather(self, message: bytes) -> list[bytes]:
         lengths = torch.zeros(self.size, dtype=torch.int64)
-        self._run(self._group._allgather_base, lengths, torch.tensor([len(message)]))
+        self._run(self.group._allgather_base, lengths, torch.tensor([len(message)]))
         longest = int(lengths.max())
         if not longest:
             return [b""] * self.size
@@ -112,7 +112,7 @@ class GlooCollective:
         if message:
             own[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         found = torch.zeros(self.size * longest, dtype=torch.uint8)
-        self._run(self._group._allgather_base, found, own)
+        self._run(self.group._allgather_base, found, own)
         rows = found.view(self.size, longest).numpy()
         return [row[:length].tobytes() for row, length in zip(rows, lengths.tolist(), strict=True)]
 
@@ -124,10 +124,10 @@ class GlooCollective:
         return self._vector[:length]
 
     def sum(self) -> Tensor:
-        self._run(self._group.alltoall_base, self._received, self._vector, [], [])
+        self._run(self.group.alltoall_base, self._received, self._vector, [], [])
         own = torch.empty(self._slice)
         ordered_sum(self._received.view(self.size, self._slice), own)
-        self._run(self._group._allgather_base, self._result, own)
+        self._run(self.group._allgather_base, self._result, own)
         return self._result[: self._length]
 
     def late(self) -> str:

@@ -10,9 +10,11 @@ Operations of a store block until its host answers, even if that takes minutes, 
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -53,6 +55,23 @@ def wait_for_keys(store: Any, keys: Sequence[str], while_waiting: Callable[[], o
             raise RuntimeError(f"nothing was heard of them within {seconds:g} s")
         while_waiting()
         time.sleep(POLL_SECONDS)
+
+
+_kept: list[tuple[int, weakref.ref[Any]]] = []  # descriptors, and the object for which each must stay open
+
+
+def keep_open(fd: int, group: object) -> None:
+    """Keep a descriptor open as long as `group`, the process group of a file store, exists.
+
+    A FileStore opens its path again when the group is destroyed, which may be long after the run. Had the descriptor
+    been closed, another file of the process could have its number by then, and the store would write to that file. A
+    descriptor without a group is closed by the next call of this function.
+    """
+    for other in list(_kept):
+        if other[1]() is None:
+            _kept.remove(other)
+            os.close(other[0])
+    _kept.append((fd, weakref.ref(group)))
 
 
 class StoreBoard:

@@ -152,7 +152,7 @@ def train_from(
             else:
                 with suppress(OSError):  # on a full disk, raise the error of the run, not that of writing
                     directory.write_result({"status": "failed", "error": str(error), "steps": journal.progress.steps})
-                is_new = hasattr(error, "__notes__") or (has_failed and not directory.has_traceback)
+                is_new = not directory.has_traceback if has_failed else hasattr(error, "__notes__")
                 directory.log(f"failed: {error}", "".join(format_exception(error)) if is_new else "")
             raise
         except OSError:  # such as too many open files

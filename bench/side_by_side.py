@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from updates import ours, serve_updates
+from updates import ours, serve_updates, take_turns
 
 from remuda.bench.turns import Contender, give_out, median_and_interval
 
@@ -41,18 +41,7 @@ def serve_one(name: str, batch: int) -> None:
 def compare(batch: int, rounds: int, seconds: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--serve"]
     contenders = {name: Contender([[*command, name, "--batch", batch]]) for name in WAYS}
-    rates: dict[str, list[float]] = {name: [] for name in WAYS}
-    cpu: dict[str, list[float]] = {name: [] for name in WAYS}
-    try:
-        for turn in range(rounds + 1):
-            for name, each in contenders.items():
-                (found,), used = each.slice(seconds)
-                if turn:  # the first turn is a warm-up
-                    rates[name].append(found["updates"] / found["seconds"])
-                    cpu[name].append(used / found["updates"])
-    finally:
-        for each in contenders.values():
-            each.close()
+    rates, cpu = take_turns(contenders, rounds, seconds)
     ratios = {}
     for name in WAYS:
         kind = ", autograd" if name.endswith("autograd") else ""

@@ -16,7 +16,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,25 @@ def serve_updates(update: Update) -> None:
     serve(take)
 
 
+def take_turns(
+    contenders: Mapping[str, Contender], rounds: int, seconds: float
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Let each contender update in turn; return updates per second and CPU seconds per update, by name and round."""
+    rates: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu: dict[str, list[float]] = {name: [] for name in contenders}
+    try:
+        for turn in range(rounds + 1):
+            for name, each in contenders.items():
+                (found,), used = each.slice(seconds)
+                if turn:  # the first turn is a warm-up
+                    rates[name].append(found["updates"] / found["seconds"])
+                    cpu[name].append(used / found["updates"])
+    finally:
+        for each in contenders.values():
+            each.close()
+    return rates, cpu
+
+
 def compare(names: list[str], algo: str, batch: int, threads: int, rounds: int, seconds: float) -> dict[str, Any]:
     contenders = {
         name: Contender(
@@ -163,18 +182,7 @@ def compare(names: list[str], algo: str, batch: int, threads: int, rounds: int, 
         )
         for name in names
     }
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    cpu: dict[str, list[float]] = {name: [] for name in names}
-    try:
-        for turn in range(rounds + 1):
-            for name, each in contenders.items():
-                (found,), used = each.slice(seconds)
-                if turn:  # the first turn is a warm-up
-                    rates[name].append(found["updates"] / found["seconds"])
-                    cpu[name].append(used / found["updates"])
-    finally:
-        for each in contenders.values():
-            each.close()
+    rates, cpu = take_turns(contenders, rounds, seconds)
     ratios = {
         f"remuda / {other}": median_and_interval([a / b for a, b in zip(rates["remuda"], rates[other], strict=True)])
         for other in names
